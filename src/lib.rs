@@ -1,0 +1,17 @@
+//! Rimrock: a storage appliance whose polled reactors keep thin volumes in a snapshot tree and serve
+//! them over NVMe/TCP.
+//!
+//! The rooms, lowest first. A room may name the rooms before it, never those after it:
+//! `memory`, `reactor` → `device` → `pool` → `target` → `control` → `cli`;
+//! `nvme` (wire types) stands beside them and is used by `target` and `host`.
+
+pub mod cli;
+pub mod config;
+pub mod control;
+pub mod device;
+pub mod host;
+pub mod memory;
+pub mod nvme;
+pub mod pool;
+pub mod reactor;
+pub mod target;
