@@ -7,7 +7,9 @@
 pub enum SizeError {
     #[error("'{text}' is not a size: expected a number and a unit, such as 512MiB, 10GiB or 1TB")]
     NotANumber { text: String },
-    #[error("'{text}': unknown unit '{unit}'; use K, M, G, T, P (or KiB, MiB, …) for powers of 1024, KB, MB, GB, TB, PB for powers of 1000")]
+    #[error(
+        "'{text}': unknown unit '{unit}'; use K, M, G, T, P (or KiB, MiB, …) for powers of 1024, KB, MB, GB, TB, PB for powers of 1000"
+    )]
     UnknownUnit { text: String, unit: String },
     #[error("'{text}' is zero; a size must be at least one byte")]
     Zero { text: String },
@@ -151,8 +153,14 @@ mod tests {
 
     #[test]
     fn sizes_are_written() {
-        let cases =
-            [(0, "0 B"), (512, "512 B"), (4096, "4 KiB"), (1536, "1.50 KiB"), (10 << 30, "10 GiB"), (u64::MAX, "16.00 EiB")];
+        let cases = [
+            (0, "0 B"),
+            (512, "512 B"),
+            (4096, "4 KiB"),
+            (1536, "1.50 KiB"),
+            (10 << 30, "10 GiB"),
+            (u64::MAX, "16.00 EiB"),
+        ];
         for (bytes, text) in cases {
             assert_eq!(format_size(bytes), text);
         }

@@ -31,7 +31,9 @@ pub enum IoError {
 /// Why a device was not opened.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    #[error("'{uri}' is not a device URI: expected KIND:ADDRESS, such as ram:1GiB or uring:/var/lib/rimrock/pool.img?size=64GiB")]
+    #[error(
+        "'{uri}' is not a device URI: expected KIND:ADDRESS, such as ram:1GiB or uring:/var/lib/rimrock/pool.img?size=64GiB"
+    )]
     NotAUri { uri: String },
     #[error("'{uri}': unknown kind of device '{kind}'; known are ram and uring")]
     UnknownKind { uri: String, kind: String },

@@ -27,8 +27,7 @@ unsafe impl Sync for SharedRegion {}
 impl SharedRegion {
     /// Maps `len` bytes. Fails with the system's error when the address space or overcommit limit refuses.
     pub fn new(len: usize) -> io::Result<SharedRegion> {
-        let map_len =
-            len.checked_add(HUGE_PAGE).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let map_len = len.checked_add(HUGE_PAGE).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing that exists.

@@ -92,7 +92,10 @@ impl ReactorHandle {
 
     /// Runs `make()` on the reactor and polls the future there, starting now whether or not the returned
     /// future is polled. The result may be awaited on any executor; dropping it does not stop the work.
-    pub fn call<F, Fut, T>(&self, make: F) -> impl Future<Output = Result<T, ReactorGone>> + Send + use<F, Fut, T>
+    pub fn call<F, Fut, T>(
+        &self,
+        make: F,
+    ) -> impl Future<Output = Result<T, ReactorGone>> + Send + use<F, Fut, T>
     where
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = T> + 'static,
@@ -138,7 +141,10 @@ impl ReactorHandle {
 
 impl fmt::Debug for ReactorHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReactorHandle").field("id", &self.shared.id.0).field("core", &self.shared.core).finish()
+        f.debug_struct("ReactorHandle")
+            .field("id", &self.shared.id.0)
+            .field("core", &self.shared.core)
+            .finish()
     }
 }
 

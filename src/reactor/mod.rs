@@ -32,3 +32,6 @@ pub use handle::{ReactorGone, ReactorHandle, ReactorId, ReactorStats};
 pub use ring::{readable, writable};
 pub use runtime::{PollMode, ReactorConfig, ReactorError, Reactors, current, spin};
 pub use time::{Sleep, sleep, sleep_until, with_deadline, yield_idle, yield_now};
+
+#[cfg(test)]
+mod tests;

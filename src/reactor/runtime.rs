@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use nix::errno::Errno;
 
-use super::executor::{self, Executor};
+use super::executor::Executor;
 use super::handle::{Counters, Message, ReactorHandle, ReactorId, Shared};
 use super::{affinity, ring};
 
@@ -183,7 +183,8 @@ fn run(
         }
     };
     let (inbox, messages) = unbounded();
-    let shared = Shared { id, core, remote: Arc::clone(executor.remote()), inbox, counters: Counters::default() };
+    let shared =
+        Shared { id, core, remote: Arc::clone(executor.remote()), inbox, counters: Counters::default() };
     let handle = ReactorHandle { shared: Arc::new(shared) };
     let reactor = Rc::new(Reactor { handle: handle.clone(), settings });
     REACTOR.with(|slot| *slot.borrow_mut() = Some(Rc::clone(&reactor)));
