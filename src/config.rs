@@ -202,7 +202,10 @@ pub fn parse(text: &str) -> Result<Config, String> {
     }
     for subsystem in &config.subsystem {
         if let Some(missing) = subsystem.devices.iter().find(|device| !names.contains(&device.as_str())) {
-            return Err(format!("[[subsystem]] {} names the device {missing:?}, which no [[device]] has", subsystem.nqn));
+            return Err(format!(
+                "[[subsystem]] {} names the device {missing:?}, which no [[device]] has",
+                subsystem.nqn
+            ));
         }
     }
     if let Some(empty) = config.pool.iter().find(|pool| pool.devices.is_empty()) {

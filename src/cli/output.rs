@@ -86,7 +86,7 @@ pub fn print_done(format: Format, value: &Value, sentence: &str) {
 
 fn bare_table() -> Table {
     let mut table = Table::new();
-    table.load_preset(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table
 }
 

@@ -5,7 +5,6 @@ use super::client::{Arguments, call};
 use super::output::{Column, Show, print_done, print_list, print_object};
 use super::{Common, Failure, size};
 use clap::Subcommand;
-use serde_json::Value;
 use std::io::{BufRead, IsTerminal};
 
 /// Create, import and look after pools
@@ -113,7 +112,11 @@ impl Pool {
             }
             Pool::Export { name } => {
                 let answer = call(common, "pool_export", Arguments::new().with("name", name.as_str()))?;
-                print_done(format, &answer, &format!("pool {name} is down; `rimrock pool import` brings it back"));
+                print_done(
+                    format,
+                    &answer,
+                    &format!("pool {name} is down; `rimrock pool import` brings it back"),
+                );
             }
             Pool::List => print_list(format, &call(common, "pool_list", Arguments::new())?, LIST),
             Pool::Show { name } => {
@@ -145,10 +148,4 @@ fn ask(name: &str) -> Result<String, Failure> {
         Ok(_) => Ok(line.trim().to_owned()),
         Err(error) => Err(Failure::failed(format!("cannot read the answer: {error}"))),
     }
-}
-
-/// The names in a list answer, for messages.
-pub fn names(value: &Value) -> Vec<String> {
-    let objects = value.as_array().map_or(&[][..], Vec::as_slice);
-    objects.iter().filter_map(|object| object["name"].as_str().map(str::to_owned)).collect()
 }

@@ -10,13 +10,15 @@ use std::rc::Rc;
 
 /// Run the daemon in the foreground
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Without a configuration file the daemon starts with nothing configured, and everything is
+#[command(
+    after_help = "Without a configuration file the daemon starts with nothing configured, and everything is
 done with the other commands. SIGTERM and Ctrl-C end it cleanly.
 
 Examples:
   rimrock serve
   rimrock serve --config /etc/rimrock/rimrock.toml
-  rimrock serve --socket /tmp/rimrock.sock --cores 0,2-3")]
+  rimrock serve --socket /tmp/rimrock.sock --cores 0,2-3"
+)]
 pub struct Serve {
     /// Configuration file (config/rimrock.toml documents every key)
     #[arg(short, long, value_name = "FILE")]
@@ -40,7 +42,8 @@ impl Serve {
     pub fn run(self, common: &Common) -> Result<(), Failure> {
         let mut config = match &self.config {
             Some(path) => config::load(path).map_err(|error| {
-                Failure::failed(error.to_string()).hint("config/rimrock.toml in the source documents every key")
+                Failure::failed(error.to_string())
+                    .hint("config/rimrock.toml in the source documents every key")
             })?,
             None => Config::default(),
         };

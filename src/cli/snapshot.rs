@@ -124,7 +124,11 @@ impl Snapshot {
                 print_list(format, &call(common, "snapshot_list", arguments)?, LIST);
             }
             Snapshot::Show { name } => {
-                print_object(format, &call(common, "snapshot_get", Arguments::new().with("name", name))?, SHOW);
+                print_object(
+                    format,
+                    &call(common, "snapshot_get", Arguments::new().with("name", name))?,
+                    SHOW,
+                );
             }
             Snapshot::Delete { name } => {
                 let answer = call(common, "snapshot_delete", Arguments::new().with("name", name.as_str()))?;

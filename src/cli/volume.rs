@@ -124,7 +124,8 @@ Examples:
 }
 
 /// Help of both `rollback` commands.
-pub const ROLLBACK_HELP: &str = "What the volume holds now is kept as a snapshot first, so that a rollback can
+pub const ROLLBACK_HELP: &str =
+    "What the volume holds now is kept as a snapshot first, so that a rollback can
 itself be rolled back. Unmount the file system on the host before, and mount it again after.
 
 Examples:
@@ -259,7 +260,8 @@ pub fn rollback(common: &Common, volume: Option<&str>, snapshot: &str, keep: Kee
         Some(kept) => format!("what it held is kept as {kept}"),
         None => "what it held is gone".to_owned(),
     };
-    let (name, snapshot) = (answer["name"].as_str().unwrap_or("?"), answer["snapshot"].as_str().unwrap_or("?"));
+    let (name, snapshot) =
+        (answer["name"].as_str().unwrap_or("?"), answer["snapshot"].as_str().unwrap_or("?"));
     print_done(common.output, &answer, &format!("{name} is what {snapshot} was; {kept}"));
     Ok(())
 }

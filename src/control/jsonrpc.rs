@@ -158,8 +158,7 @@ fn read_request(raw: &RawValue) -> Result<Request, Rejected> {
         Ok(id) => id,
         Err(error) => return Err(Rejected { id: Id::null(), error }),
     };
-    let refuse =
-        |reason: &str| Rejected { id: id.clone().unwrap_or_else(Id::null), error: invalid(reason) };
+    let refuse = |reason: &str| Rejected { id: id.clone().unwrap_or_else(Id::null), error: invalid(reason) };
     if let Some(fault) = fault {
         return Err(refuse(&fault));
     }
@@ -211,8 +210,20 @@ mod tests {
     fn ids_come_back_as_they_were_written() {
         let long = format!("\"{}\"", "x".repeat(65536));
         for id in [
-            "1", "-1", "1.5", "1e20", "2147483648", "9007199254740993", "9223372036854775808",
-            "18446744073709551615", "1E400", "\"\"", "\"abc\"", "\"\\u00e9\\\"\"", "null", &long,
+            "1",
+            "-1",
+            "1.5",
+            "1e20",
+            "2147483648",
+            "9007199254740993",
+            "9223372036854775808",
+            "18446744073709551615",
+            "1E400",
+            "\"\"",
+            "\"abc\"",
+            "\"\\u00e9\\\"\"",
+            "null",
+            &long,
         ] {
             let request = single(&format!(r#"{{"method":"m","id": {id} }}"#)).unwrap();
             let mut out = String::new();
@@ -255,8 +266,14 @@ mod tests {
 
     #[test]
     fn what_is_not_json_is_a_parse_error() {
-        for text in [&br#"{"a":}"#[..], b"{\"a\":01}", b"{\"method\":\"\xff\"}", b"[1,]", b"{'a':1}", b"{\"a\":\"\x01\"}"]
-        {
+        for text in [
+            &br#"{"a":}"#[..],
+            b"{\"a\":01}",
+            b"{\"method\":\"\xff\"}",
+            b"[1,]",
+            b"{'a':1}",
+            b"{\"a\":\"\x01\"}",
+        ] {
             match read_message(text) {
                 Message::Broken(rejected) => assert_eq!(rejected.error.code, PARSE_ERROR),
                 other => panic!("{text:?}: {other:?}"),

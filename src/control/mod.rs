@@ -11,9 +11,9 @@
 pub mod error;
 pub mod framing;
 pub mod jsonrpc;
+pub mod methods;
 pub mod names;
 pub mod schema;
-pub mod methods;
 pub mod server;
 pub mod table;
 

@@ -219,7 +219,9 @@ fn check_value(kind: Kind, text: &str, field: &str) -> Result<Arg, RpcError> {
         Kind::Uuid => match Uuid::try_parse(&string()?) {
             Ok(uuid) if !uuid.is_nil() => Arg::Uuid(uuid),
             Ok(_) => return Err(fault("must not be the nil UUID".to_owned())),
-            Err(_) => return Err(fault("must be a UUID such as 8b1e1c4a-1f5e-4d9a-9d0e-3a3a7a7d7b11".to_owned())),
+            Err(_) => {
+                return Err(fault("must be a UUID such as 8b1e1c4a-1f5e-4d9a-9d0e-3a3a7a7d7b11".to_owned()));
+            }
         },
         Kind::Address => match string()?.parse() {
             Ok(address) => Arg::Address(address),

@@ -184,8 +184,10 @@ async fn converse(mut stream: UnixStream, daemon: Rc<Daemon>) -> io::Result<()> 
 /// Ends a connection whose peer may still be sending, without losing the answer just written.
 async fn drain(mut stream: UnixStream, chunk: &mut [u8]) -> io::Result<()> {
     stream.shutdown().await?;
-    let rest = async { while stream.read(chunk).await? > 0 {}
-        Ok(()) };
+    let rest = async {
+        while stream.read(chunk).await? > 0 {}
+        Ok(())
+    };
     tokio::time::timeout(DRAIN_TIME, rest).await.unwrap_or(Ok(()))
 }
 

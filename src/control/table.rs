@@ -111,7 +111,8 @@ mod tests {
         names.dedup();
         assert_eq!(names.len(), count, "two methods share a name");
         for method in all() {
-            let plain = method.name.bytes().all(|byte| byte.is_ascii_lowercase() || b"_0123456789".contains(&byte));
+            let plain =
+                method.name.bytes().all(|byte| byte.is_ascii_lowercase() || b"_0123456789".contains(&byte));
             assert!(plain, "{}", method.name);
             for text in [method.summary, method.result] {
                 assert!(text.ends_with('.'), "{}: {text:?} is not a sentence", method.name);
@@ -124,7 +125,11 @@ mod tests {
         fn walk(method: &str, params: &[Param]) {
             for (at, param) in params.iter().enumerate() {
                 assert!(param.doc.ends_with('.'), "{method}.{} has no sentence", param.name);
-                assert!(!params[..at].iter().any(|other| other.name == param.name), "{method}.{}", param.name);
+                assert!(
+                    !params[..at].iter().any(|other| other.name == param.name),
+                    "{method}.{}",
+                    param.name
+                );
                 match param.kind {
                     Kind::Object(members) => walk(method, members),
                     Kind::List { of: Kind::Object(members), .. } => walk(method, members),

@@ -22,7 +22,11 @@ pub const CHAPTER: Chapter = Chapter {
             name: "rpc_get_methods",
             summary: "Lists the names of all methods.",
             params: &[
-                optional("current", Kind::Bool, "Accepted for SPDK's clients; every method is always callable."),
+                optional(
+                    "current",
+                    Kind::Bool,
+                    "Accepted for SPDK's clients; every method is always callable.",
+                ),
                 optional("include_aliases", Kind::Bool, "Accepted for SPDK's clients; there are no aliases."),
             ],
             result: "a list of names.",

@@ -4,10 +4,8 @@ use super::*;
 use crate::control::error::INVALID_PARAMS;
 use serde_json::{Value, json};
 
-const ADDRESS: &[Param] = &[
-    required("traddr", Kind::Address, ""),
-    optional("trtype", Kind::OneOf(&["TCP", "RDMA"]), ""),
-];
+const ADDRESS: &[Param] =
+    &[required("traddr", Kind::Address, ""), optional("trtype", Kind::OneOf(&["TCP", "RDMA"]), "")];
 const DECLARED: &[Param] = &[
     required("name", Kind::Name, ""),
     optional("size", Kind::Unsigned { min: 1, max: u64::MAX }, ""),
