@@ -34,7 +34,7 @@ use super::{
 };
 use crate::nvme::{Cqe, Sqe};
 
-pub use raw::{Pdu, RawConnection};
+pub use raw::{Pdu, RawAssociation, RawConnection};
 
 /// How long a blocking queue waits for the peer before it gives up, unless [`Queue::set_timeout`] says otherwise.
 pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
