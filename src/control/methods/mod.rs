@@ -1,0 +1,9 @@
+//! The methods, one file per noun. Each file declares its methods and holds their handlers.
+#![forbid(unsafe_code)]
+
+mod system;
+
+use super::table::Chapter;
+
+/// The chapters of the table.
+pub const CHAPTERS: &[Chapter] = &[system::CHAPTER];
