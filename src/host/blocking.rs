@@ -72,6 +72,8 @@ pub fn now<T>(future: impl Future<Output = T>) -> T {
 }
 
 type Machine = Connection<Vec<u8>, Vec<u8>>;
+/// A command's buffer.
+pub type Bytes = Data<Vec<u8>, Vec<u8>>;
 
 /// A command that has been sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -93,7 +95,7 @@ struct Inner {
     finished: HashMap<u64, Completion<Vec<u8>, Vec<u8>>>,
     /// Why the connection is gone, and the buffers of what was in flight then.
     lost: Option<HostError>,
-    orphans: HashMap<u64, Data<Vec<u8>, Vec<u8>>>,
+    orphans: HashMap<u64, Bytes>,
 }
 
 impl Queue {
@@ -130,12 +132,12 @@ impl Queue {
     }
 
     /// Sends a command and returns at once; waits for a slot if all are taken.
-    pub fn submit(&self, sqe: Sqe, data: Data<Vec<u8>, Vec<u8>>) -> Result<Ticket, HostError> {
+    pub fn submit(&self, sqe: Sqe, data: Bytes) -> Result<Ticket, HostError> {
         self.inner.borrow_mut().submit(sqe, data).map_err(|(error, _)| error)
     }
 
     /// Waits for a command. The buffer comes back in every case.
-    pub fn wait(&self, ticket: Ticket) -> (Result<Cqe, HostError>, Data<Vec<u8>, Vec<u8>>) {
+    pub fn wait(&self, ticket: Ticket) -> (Result<Cqe, HostError>, Bytes) {
         self.inner.borrow_mut().wait(ticket.token)
     }
 
@@ -145,11 +147,7 @@ impl Queue {
     }
 
     /// Sends a command and waits for it.
-    pub fn run(
-        &self,
-        sqe: Sqe,
-        data: Data<Vec<u8>, Vec<u8>>,
-    ) -> (Result<Cqe, HostError>, Data<Vec<u8>, Vec<u8>>) {
+    pub fn run(&self, sqe: Sqe, data: Bytes) -> (Result<Cqe, HostError>, Bytes) {
         let mut inner = self.inner.borrow_mut();
         match inner.submit(sqe, data) {
             Ok(ticket) => inner.wait(ticket.token),
@@ -159,11 +157,7 @@ impl Queue {
 }
 
 impl Inner {
-    fn submit(
-        &mut self,
-        sqe: Sqe,
-        data: Data<Vec<u8>, Vec<u8>>,
-    ) -> Result<Ticket, (HostError, Data<Vec<u8>, Vec<u8>>)> {
+    fn submit(&mut self, sqe: Sqe, data: Bytes) -> Result<Ticket, (HostError, Bytes)> {
         while self.lost.is_none() && self.machine.free_slots() == 0 {
             if let Err(error) = self.receive() {
                 return Err((error, data));
@@ -187,7 +181,7 @@ impl Inner {
         }
     }
 
-    fn wait(&mut self, token: u64) -> (Result<Cqe, HostError>, Data<Vec<u8>, Vec<u8>>) {
+    fn wait(&mut self, token: u64) -> (Result<Cqe, HostError>, Bytes) {
         loop {
             if let Some(done) = self.finished.remove(&token) {
                 return (Ok(done.cqe), done.data);
@@ -262,11 +256,7 @@ impl CommandQueue for Queue {
         ready(Queue::open(addr, options))
     }
 
-    fn execute(
-        &self,
-        sqe: Sqe,
-        data: Data<Vec<u8>, Vec<u8>>,
-    ) -> impl Future<Output = (Result<Cqe, HostError>, Data<Vec<u8>, Vec<u8>>)> {
+    fn execute(&self, sqe: Sqe, data: Bytes) -> impl Future<Output = (Result<Cqe, HostError>, Bytes)> {
         ready(self.run(sqe, data))
     }
 

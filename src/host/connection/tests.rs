@@ -153,7 +153,7 @@ fn a_read_lands_in_its_buffer_however_the_stream_is_cut() {
         let options = ConnectionOptions { digests, hpda, ..ConnectionOptions::new(2) };
         for piece in [1, 2, 7, 100, 5000, 1 << 20] {
             let mut conn = open(options, IcResp::new(0, digests, 8192));
-            let data: Vec<u8> = (0..40_000u32).map(|i| (i * 7 >> 3) as u8).collect();
+            let data: Vec<u8> = (0..40_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
             let cid = conn.submit(read_command(), Data::In(vec![0; 40_000]), 42).unwrap();
             let other = conn.submit(read_command(), Data::In(vec![0; 10]), 43).unwrap();
             let command = sent(&mut conn, 33);
