@@ -33,7 +33,8 @@ impl Spdk<'_> {
             .args(arguments)
             .output()
             .expect("the client starts");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        let text =
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         (output.status.success(), text)
     }
 
@@ -92,10 +93,23 @@ fn the_console_client_makes_uses_and_removes_everything() {
     assert_eq!(
         keys(malloc),
         [
-            "aliases", "assigned_rate_limits", "block_size", "claimed", "driver_specific", "name", "num_blocks",
-            "numa_id", "optimal_write_size", "preferred_unmap_alignment", "preferred_unmap_granularity",
-            "preferred_write_alignment", "preferred_write_granularity", "product_name", "supported_io_types",
-            "uuid", "zoned",
+            "aliases",
+            "assigned_rate_limits",
+            "block_size",
+            "claimed",
+            "driver_specific",
+            "name",
+            "num_blocks",
+            "numa_id",
+            "optimal_write_size",
+            "preferred_unmap_alignment",
+            "preferred_unmap_granularity",
+            "preferred_write_alignment",
+            "preferred_write_granularity",
+            "product_name",
+            "supported_io_types",
+            "uuid",
+            "zoned",
         ]
     );
     assert_eq!((&malloc["block_size"], &malloc["num_blocks"]), (&json!(4096), &json!(65536)));
@@ -107,7 +121,16 @@ fn the_console_client_makes_uses_and_removes_everything() {
     let stores = spdk.ok(&["bdev_lvol_get_lvstores", "-l", "lvs0"]);
     assert_eq!(
         keys(&stores[0]),
-        ["base_bdev", "block_size", "cluster_size", "free_clusters", "max_growable_size", "name", "total_data_clusters", "uuid"]
+        [
+            "base_bdev",
+            "block_size",
+            "cluster_size",
+            "free_clusters",
+            "max_growable_size",
+            "name",
+            "total_data_clusters",
+            "uuid"
+        ]
     );
     assert_eq!((&stores[0]["uuid"], &stores[0]["base_bdev"]), (&store, &json!("Malloc0")));
     let free = stores[0]["free_clusters"].as_u64().unwrap() * stores[0]["cluster_size"].as_u64().unwrap();
@@ -132,8 +155,16 @@ fn the_console_client_makes_uses_and_removes_everything() {
         assert_eq!(
             keys(lvol),
             [
-                "alias", "is_clone", "is_degraded", "is_esnap_clone", "is_snapshot", "is_thin_provisioned", "lvs",
-                "name", "num_allocated_clusters", "uuid",
+                "alias",
+                "is_clone",
+                "is_degraded",
+                "is_esnap_clone",
+                "is_snapshot",
+                "is_thin_provisioned",
+                "lvs",
+                "name",
+                "num_allocated_clusters",
+                "uuid",
             ]
         );
     }
@@ -161,7 +192,17 @@ fn the_console_client_makes_uses_and_removes_everything() {
     spdk.refused(&["nvmf_create_transport", "-t", "XXX"], -32602);
     let transports = spdk.ok(&["nvmf_get_transports"]);
     assert_eq!((&transports[0]["trtype"], &transports[0]["max_io_size"]), (&json!("TCP"), &json!(131_072)));
-    spdk.ok(&["nvmf_create_subsystem", nqn, "-s", "SPDK00000000000001", "-d", "SPDK bdev Controller", "-m", "32", "-r"]);
+    spdk.ok(&[
+        "nvmf_create_subsystem",
+        nqn,
+        "-s",
+        "SPDK00000000000001",
+        "-d",
+        "SPDK bdev Controller",
+        "-m",
+        "32",
+        "-r",
+    ]);
     spdk.refused(&["nvmf_create_subsystem", nqn], -32603);
     spdk.refused(&["nvmf_create_subsystem", "not-an-nqn"], -32602);
     spdk.ok(&["nvmf_subsystem_add_ns", nqn, "lvs0/v0"]);
@@ -180,7 +221,7 @@ fn the_console_client_makes_uses_and_removes_everything() {
     assert_eq!(listed[0]["hosts"], json!([{ "nqn": host }]));
     spdk.ok(&["nvmf_subsystem_remove_host", nqn, host]);
     spdk.refused(&["nvmf_subsystem_remove_host", nqn, host], -32603);
-    spdk.ok(&["nvmf_subsystem_allow_any_host", nqn, "-e"]);
+    spdk.ok(&["nvmf_subsystem_allow_any_host", nqn, "--allow-any-host"]);
 
     let listed = spdk.ok(&["nvmf_get_subsystems"]);
     assert_eq!(keys(&listed[0]), ["allow_any_host", "hosts", "listen_addresses", "nqn", "subtype"]);
@@ -189,8 +230,20 @@ fn the_console_client_makes_uses_and_removes_everything() {
     assert_eq!(
         keys(subsystem),
         [
-            "allow_any_host", "dmrsl", "hosts", "listen_addresses", "max_cntlid", "max_namespaces", "min_cntlid",
-            "model_number", "namespaces", "nqn", "passthrough", "serial_number", "subtype", "wzsl",
+            "allow_any_host",
+            "dmrsl",
+            "hosts",
+            "listen_addresses",
+            "max_cntlid",
+            "max_namespaces",
+            "min_cntlid",
+            "model_number",
+            "namespaces",
+            "nqn",
+            "passthrough",
+            "serial_number",
+            "subtype",
+            "wzsl",
         ]
     );
     let address = json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port });
@@ -198,7 +251,10 @@ fn the_console_client_makes_uses_and_removes_everything() {
     assert_eq!((&subsystem["allow_any_host"], &subsystem["max_namespaces"]), (&json!(true), &json!(32)));
     let namespaces = subsystem["namespaces"].as_array().unwrap();
     assert_eq!(keys(&namespaces[0]), ["anagrpid", "bdev_name", "name", "nguid", "nsid", "uuid"]);
-    assert_eq!((&namespaces[0]["nsid"], &namespaces[0]["bdev_name"], &namespaces[0]["uuid"]), (&json!(1), &volume, &volume));
+    assert_eq!(
+        (&namespaces[0]["nsid"], &namespaces[0]["bdev_name"], &namespaces[0]["uuid"]),
+        (&json!(1), &volume, &volume)
+    );
     assert_eq!((&namespaces[1]["nsid"], &namespaces[1]["eui64"]), (&json!(7), &json!("ABCDEF0123456789")));
     assert_eq!(namespaces[1]["nguid"], "ABCDEF0123456789ABCDEF0123456789");
     assert_eq!(spdk.ok(&["nvmf_subsystem_get_listeners", nqn])[0]["address"], address);

@@ -11,6 +11,7 @@ use super::exports::{ChangeError, Exports};
 use super::methods::nvmf::target_error;
 use crate::config::{Config, Poll, PoolEntry, SubsystemEntry};
 use crate::device::OpenOptions;
+use crate::memory::{self, ArenaConfig};
 use crate::pool::{PoolManager, PoolOptions};
 use crate::reactor::{PollMode, ReactorConfig, ReactorError, Reactors};
 use crate::target::{SubsystemSpec, Target};
@@ -43,8 +44,8 @@ pub struct Daemon {
     pub(super) transport_created: Cell<bool>,
     pub(super) pools: PoolManager,
     pub(super) devices: Devices,
-    // Last: everything above holds handles to it.
-    reactors: Reactors,
+    // Last, so that it is dropped last: everything above holds handles to it.
+    pub(super) reactors: Reactors,
 }
 
 impl Daemon {
@@ -58,6 +59,8 @@ impl Daemon {
         if let Some(spin_us) = config.reactor.spin_us {
             reactor.spin_us = spin_us;
         }
+        let budget = usize::try_from(config.memory.buffers).unwrap_or(usize::MAX);
+        memory::configure(&ArenaConfig { budget, hugetlb: config.memory.hugepages });
         let reactors = Reactors::start(reactor)?;
         let daemon = Daemon {
             listen: config.target.listen,
@@ -88,7 +91,8 @@ impl Daemon {
                 field: "uri",
             };
             let opened = self.devices.open(opening).await.map(drop);
-            opened.map_err(|error| StartError::Entry { what: format!("[[device]] {}", entry.name), error })?;
+            opened
+                .map_err(|error| StartError::Entry { what: format!("[[device]] {}", entry.name), error })?;
         }
         let mut listeners = Vec::new();
         for entry in &config.pool {
@@ -120,7 +124,10 @@ impl Daemon {
             other => other?,
         };
         if info.name != entry.name {
-            return Err(RpcError::refused(libc::EINVAL, format!("the devices hold a pool named {}", info.name)));
+            return Err(RpcError::refused(
+                libc::EINVAL,
+                format!("the devices hold a pool named {}", info.name),
+            ));
         }
         tracing::info!(pool = info.name, volumes = info.volumes, snapshots = info.snapshots, "imported");
         Ok(())
@@ -135,7 +142,8 @@ impl Daemon {
             self.add_host(&entry.nqn, host).await?;
         }
         for device in &entry.devices {
-            let missing = || RpcError::field("devices", format!("device {device} is not open, or part of a pool"));
+            let missing =
+                || RpcError::field("devices", format!("device {device} is not open, or part of a pool"));
             let backend = self.backend(device).await.ok_or_else(missing)?;
             self.add_namespace(&entry.nqn, backend).await?;
         }
@@ -149,8 +157,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// Takes everything down cleanly: hosts are disconnected, pools exported, devices closed.
-    pub async fn stop(self) {
+    /// Takes everything down cleanly: hosts are disconnected and pools exported. Devices and reactors go with the
+    /// daemon itself.
+    pub async fn stop(&self) {
         self.target.shutdown().await;
         for subsystem in self.exports.all() {
             if let Err(error) = self.target.delete_subsystem(&subsystem.nqn).await {
@@ -160,11 +169,11 @@ impl Daemon {
         for pool in self.pools.list() {
             match self.pools.shut(&pool).await {
                 Ok(()) => tracing::info!(pool = pool.name(), "exported"),
-                Err(error) => tracing::error!(pool = pool.name(), %error, "the pool was not exported cleanly"),
+                Err(error) => {
+                    tracing::error!(pool = pool.name(), %error, "the pool was not exported cleanly")
+                }
             }
         }
-        let Daemon { reactors, .. } = self;
-        reactors.shutdown();
     }
 
     /// What uses a device, in words.

@@ -386,14 +386,24 @@ impl Daemon {
                 *pool = home.name().to_owned();
             }
             if let Err(error) = self.restore_namespace(home, &nqn, &namespace).await {
-                tracing::error!(nqn, nsid = namespace.nsid, error, "a recorded namespace cannot be brought back");
+                tracing::error!(
+                    nqn,
+                    nsid = namespace.nsid,
+                    error,
+                    "a recorded namespace cannot be brought back"
+                );
             }
             record.namespaces.push(namespace);
         }
         self.exports.set(record);
     }
 
-    async fn restore_namespace(&self, home: &Pool, nqn: &str, wanted: &NamespaceRecord) -> Result<(), String> {
+    async fn restore_namespace(
+        &self,
+        home: &Pool,
+        nqn: &str,
+        wanted: &NamespaceRecord,
+    ) -> Result<(), String> {
         let Place::Node { uuid, .. } = &wanted.place else { return Ok(()) };
         let volume = home.open(&uuid.to_string()).await.map_err(|error| error.text)?;
         let mut spec = NamespaceSpec::new(Backend::Volume(volume), uuid.to_string());

@@ -14,7 +14,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use uuid::Uuid;
 
-const NO_POOL: &str = "no pool is imported: `rimrock pool create` makes one, `rimrock pool import` brings one back";
+const NO_POOL: &str =
+    "no pool is imported: `rimrock pool create` makes one, `rimrock pool import` brings one back";
 
 /// A node and the pool it lies in.
 pub struct Found {
@@ -47,7 +48,10 @@ impl Daemon {
         let mut pools = self.pools.list();
         if pools.len() > 1 {
             let names: Vec<&str> = pools.iter().map(|pool| pool.name()).collect();
-            return Err(RpcError::field("pool", format!("is needed where there are several: {}", names.join(", "))));
+            return Err(RpcError::field(
+                "pool",
+                format!("is needed where there are several: {}", names.join(", ")),
+            ));
         }
         pools.pop().ok_or_else(|| RpcError::refused(libc::ENODEV, "no pool is imported").hint(NO_POOL))
     }

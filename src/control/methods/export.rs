@@ -18,7 +18,12 @@ pub async fn export(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcEr
     let listen = match params.text_opt("listen")? {
         Some(text) => match text.parse::<SocketAddr>() {
             Ok(address) if address.port() > 0 => address,
-            _ => return Err(RpcError::field("listen", "must be ADDR:PORT, such as 0.0.0.0:4420 or [::1]:4420")),
+            _ => {
+                return Err(RpcError::field(
+                    "listen",
+                    "must be ADDR:PORT, such as 0.0.0.0:4420 or [::1]:4420",
+                ));
+            }
         },
         None => daemon.listen,
     };
@@ -40,8 +45,14 @@ pub async fn export(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcEr
         let _ = daemon.delete_subsystem(&nqn).await;
         return Err(refusal(error));
     }
-    let record = daemon.exports.get(&nqn).ok_or_else(|| RpcError::refused(libc::ENODEV, "the export is gone again"))?;
-    if existing.is_some() && !record.listeners.contains(&listen) && (params.has("listen") || record.listeners.is_empty()) {
+    let record = daemon
+        .exports
+        .get(&nqn)
+        .ok_or_else(|| RpcError::refused(libc::ENODEV, "the export is gone again"))?;
+    if existing.is_some()
+        && !record.listeners.contains(&listen)
+        && (params.has("listen") || record.listeners.is_empty())
+    {
         daemon.add_listener(&nqn, listen).await.map_err(refusal)?;
     }
     let record = daemon.exports.get(&nqn).unwrap_or(record);
@@ -70,25 +81,32 @@ async fn build(
 fn check_same(record: &Record, found: &Found, hosts: &[String]) -> Result<(), RpcError> {
     let nqn = &record.nqn;
     if !record.namespaces.iter().any(|namespace| namespace.place.is_node(found.node.uuid)) {
-        return Err(RpcError::refused(libc::EEXIST, format!("subsystem {nqn} exists already and shows something else"))
-            .with("field", "nqn")
-            .hint("add to it with nvmf_subsystem_add_ns, or choose another NQN"));
+        return Err(RpcError::refused(
+            libc::EEXIST,
+            format!("subsystem {nqn} exists already and shows something else"),
+        )
+        .with("field", "nqn")
+        .hint("add to it with nvmf_subsystem_add_ns, or choose another NQN"));
     }
     let mut wanted = hosts.to_vec();
     let mut allowed = record.hosts.clone();
     wanted.sort_unstable();
     allowed.sort_unstable();
     if !hosts.is_empty() && (wanted != allowed || record.allow_any_host) {
-        return Err(RpcError::refused(libc::EEXIST, format!("{} is exported already, to other hosts", found.node.name))
-            .with("field", "hosts")
-            .hint("change the list with nvmf_subsystem_add_host and nvmf_subsystem_remove_host"));
+        return Err(RpcError::refused(
+            libc::EEXIST,
+            format!("{} is exported already, to other hosts", found.node.name),
+        )
+        .with("field", "hosts")
+        .hint("change the list with nvmf_subsystem_add_host and nvmf_subsystem_remove_host"));
     }
     Ok(())
 }
 
 fn answer(found: &Found, record: &Record) -> Value {
     let nsid = record.namespaces.iter().find(|namespace| namespace.place.is_node(found.node.uuid));
-    let connect: Vec<String> = record.listeners.iter().flat_map(|listen| connect_lines(*listen, &record.nqn)).collect();
+    let connect: Vec<String> =
+        record.listeners.iter().flat_map(|listen| connect_lines(*listen, &record.nqn)).collect();
     json!({
         "name": found.node.name,
         "pool": found.pool.name(),

@@ -63,7 +63,11 @@ pub const CHAPTER: Chapter = Chapter {
             params: &[
                 required("lvol_name", Kind::Name, "Its name."),
                 required("size_in_mib", MIB, "Its size in MiB."),
-                optional("thin_provision", Kind::Bool, "Without it a volume larger than the free space is refused. Every volume is thin."),
+                optional(
+                    "thin_provision",
+                    Kind::Bool,
+                    "Without it a volume larger than the free space is refused. Every volume is thin.",
+                ),
                 LVS_UUID,
                 LVS_NAME,
                 optional("clear_method", CLEAR, "Accepted; nothing has to be cleared."),
@@ -123,7 +127,10 @@ pub const CHAPTER: Chapter = Chapter {
         Method {
             name: "bdev_lvol_resize",
             summary: "Makes a volume larger. Shrinking is refused, since it loses data: see `volume_resize`.",
-            params: &[required("name", BDEV, "The volume."), required("size_in_mib", MIB, "The new size in MiB.")],
+            params: &[
+                required("name", BDEV, "The volume."),
+                required("size_in_mib", MIB, "The new size in MiB."),
+            ],
             result: "`true`.",
             run: |daemon, params| {
                 Box::pin(async move {
@@ -153,10 +160,7 @@ pub const CHAPTER: Chapter = Chapter {
         Method {
             name: "bdev_lvol_get_lvols",
             summary: "Lists the volumes and snapshots of all pools, or of one.",
-            params: &[
-                optional("lvs_uuid", Kind::Uuid, "Only of the pool with this UUID."),
-                LVS_NAME,
-            ],
+            params: &[optional("lvs_uuid", Kind::Uuid, "Only of the pool with this UUID."), LVS_NAME],
             result: "a list of lvols in SPDK's shape.",
             run: |daemon, params| Box::pin(async move { get_lvols(&daemon, &params).await }),
         },
@@ -186,14 +190,19 @@ fn in_errno_words(error: RpcError) -> RpcError {
 async fn lvol(daemon: &Rc<Daemon>, name: &str) -> Result<Found, RpcError> {
     match name.contains('/') || Uuid::try_parse(name).is_ok() {
         true => daemon.node("name", name).await.map_err(in_errno_words),
-        false => Err(errno(libc::ENODEV, format!("there is no lvol {name}; its bdev name is POOL/NAME or its UUID"))),
+        false => Err(errno(
+            libc::ENODEV,
+            format!("there is no lvol {name}; its bdev name is POOL/NAME or its UUID"),
+        )),
     }
 }
 
 /// The pool that `lvs_name` or the UUID names; the caller must give one of them.
 fn lvstore(daemon: &Daemon, params: &Params, uuid_field: &str) -> Result<Arc<Pool>, RpcError> {
     let found = match (params.uuid_opt(uuid_field)?, params.text_opt("lvs_name")?) {
-        (Some(_), Some(_)) => return Err(RpcError::field("lvs_name", format!("contradicts {uuid_field}; give one of them"))),
+        (Some(_), Some(_)) => {
+            return Err(RpcError::field("lvs_name", format!("contradicts {uuid_field}; give one of them")));
+        }
         (Some(uuid), None) => daemon.pool_named(&uuid.to_string()),
         (None, Some(name)) => daemon.pool_named(name),
         (None, None) => return Err(RpcError::field("lvs_name", format!("or {uuid_field} is required"))),
@@ -256,7 +265,9 @@ async fn create(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError>
         let free = pool.info().await.map_err(refusal)?.free;
         if size > free {
             let reason = format!("{size} bytes are asked for, {free} are free; thin_provision allows more");
-            return Err(RpcError::field("size_in_mib", reason).spoken_as(INVALID_PARAMS, errno_text(libc::ENOSPC)));
+            return Err(
+                RpcError::field("size_in_mib", reason).spoken_as(INVALID_PARAMS, errno_text(libc::ENOSPC))
+            );
         }
     }
     let name = params.text("lvol_name")?.to_owned();

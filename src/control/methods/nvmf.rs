@@ -35,8 +35,16 @@ pub const CHAPTER: Chapter = Chapter {
                 optional("max_queue_depth", U16, "Entries of a queue, 16 to 1024."),
                 optional("max_io_qpairs_per_ctrlr", U16, "I/O queues of one controller."),
                 optional("in_capsule_data_size", U32, "Data that a command may carry itself, in bytes."),
-                optional("max_io_size", U32, "The largest transfer of one command, in bytes; a power of two."),
-                optional("c2h_success", Kind::Bool, "Whether the last data of a read may stand for its completion."),
+                optional(
+                    "max_io_size",
+                    U32,
+                    "The largest transfer of one command, in bytes; a power of two.",
+                ),
+                optional(
+                    "c2h_success",
+                    Kind::Bool,
+                    "Whether the last data of a read may stand for its completion.",
+                ),
                 optional("dif_insert_or_strip", Kind::Off, "Protection information; there is none here."),
                 optional("zcopy", Kind::Bool, "Accepted and ignored."),
                 optional("io_unit_size", UNSIGNED, "Accepted and ignored."),
@@ -49,7 +57,11 @@ pub const CHAPTER: Chapter = Chapter {
                 optional("max_srq_depth", UNSIGNED, "Accepted and ignored."),
                 optional("no_srq", Kind::Bool, "Accepted and ignored."),
                 optional("sock_priority", UNSIGNED, "Accepted and ignored."),
-                optional("acceptor_backlog", Kind::Signed { min: -1, max: i32::MAX as i64 }, "Accepted and ignored."),
+                optional(
+                    "acceptor_backlog",
+                    Kind::Signed { min: -1, max: i32::MAX as i64 },
+                    "Accepted and ignored.",
+                ),
                 optional("acceptor_poll_rate", UNSIGNED, "Accepted and ignored."),
                 optional("abort_timeout_sec", UNSIGNED, "Accepted and ignored."),
                 optional("no_wr_batching", Kind::Bool, "Accepted and ignored."),
@@ -79,7 +91,11 @@ pub const CHAPTER: Chapter = Chapter {
             params: &[
                 required("nqn", Kind::Nqn, "Its NQN."),
                 TGT_NAME,
-                optional("serial_number", Kind::Ascii { max: 20 }, "Its serial number; derived from the NQN when left out."),
+                optional(
+                    "serial_number",
+                    Kind::Ascii { max: 20 },
+                    "Its serial number; derived from the NQN when left out.",
+                ),
                 optional("model_number", Kind::Ascii { max: 40 }, "Its model number."),
                 optional("max_namespaces", U32, "The highest NSID; 0 means the default."),
                 optional("allow_any_host", Kind::Bool, "Let any host connect; false when left out."),
@@ -276,7 +292,11 @@ const NAMESPACE: &[Param] = &[
 ];
 const ADDRESS: &[Param] = &[
     required("trtype", TRTYPE, "`TCP`."),
-    optional("adrfam", Kind::OneOf(&["IPv4", "IPv6"]), "The address family; as the address is when left out."),
+    optional(
+        "adrfam",
+        Kind::OneOf(&["IPv4", "IPv6"]),
+        "The address family; as the address is when left out.",
+    ),
     required("traddr", Kind::Address, "The address; `0.0.0.0` or `::` for every address."),
     required("trsvcid", Kind::Text { max: 5 }, "The port, as text."),
 ];
@@ -329,7 +349,7 @@ fn create_transport(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcEr
         options.max_io_size = size;
     }
     if params.bool_opt("c2h_success")? == Some(false) {
-        options.c2h_success = C2hSuccess::Never;
+        options.c2h_success = C2hSuccess::Off;
     }
     daemon.target.set_transport(options).map_err(|error| {
         let field = match error.field() {
@@ -357,7 +377,7 @@ fn transports(daemon: &Daemon) -> Value {
         "iobuf_large_cache_size": u32::MAX,
         "dif_insert_or_strip": false,
         "zcopy": false,
-        "c2h_success": options.c2h_success != C2hSuccess::Never,
+        "c2h_success": options.c2h_success != C2hSuccess::Off,
         "sock_priority": 0,
         "abort_timeout_sec": 1,
         "ack_timeout": 0,
@@ -504,7 +524,8 @@ fn namespaces(subsystem: &SubsystemView) -> Vec<Value> {
 
 fn get_controllers(daemon: &Rc<Daemon>, nqn: &str) -> Result<Value, RpcError> {
     let kind = if nqn == DISCOVERY { "discovery" } else { "io" };
-    let controllers = daemon.target.controllers(nqn).map_err(|error| errno(libc::ENODEV, error.to_string()))?;
+    let controllers =
+        daemon.target.controllers(nqn).map_err(|error| errno(libc::ENODEV, error.to_string()))?;
     let view = controllers.iter().map(|controller| {
         json!({
             "cntlid": controller.cntlid,

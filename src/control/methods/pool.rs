@@ -23,8 +23,16 @@ pub const CHAPTER: Chapter = Chapter {
             params: &[
                 required("name", Kind::Name, "Its name."),
                 required("devices", DEVICES, "Devices by name, or by URI."),
-                optional("shards", Kind::Unsigned { min: 1, max: 256 }, "Parts that work independently; fixed for the pool's life."),
-                optional("region_bytes", Kind::Unsigned { min: 1 << 20, max: 64 << 20 }, "Unit in which space is handed to shards, in bytes."),
+                optional(
+                    "shards",
+                    Kind::Unsigned { min: 1, max: 256 },
+                    "Parts that work independently; fixed for the pool's life.",
+                ),
+                optional(
+                    "region_bytes",
+                    Kind::Unsigned { min: 1 << 20, max: 64 << 20 },
+                    "Unit in which space is handed to shards, in bytes.",
+                ),
                 optional("force", Kind::Bool, "Overwrite a pool that lies on the devices."),
             ],
             result: "the pool: `name`, `uuid`, `devices`, `shards`, `capacity`, `allocated`, `free`, `health` and more.",
@@ -56,13 +64,15 @@ pub const CHAPTER: Chapter = Chapter {
             summary: "Lists the imported pools.",
             params: &[],
             result: "a list of pools.",
-            run: |daemon, _| Box::pin(async move { 
+            run: |daemon, _| {
+                Box::pin(async move {
                     let mut pools = Vec::new();
                     for pool in daemon.pools.list() {
                         pools.push(pool.info().await.map_err(pool_error)?);
                     }
                     Ok(json!(pools))
-                 }),
+                })
+            },
         },
         Method {
             name: "pool_get",
@@ -182,8 +192,11 @@ impl Daemon {
     pub(crate) async fn destroy_pool(&self, name: &str) -> Result<(), RpcError> {
         let _changing = self.exports.lock().await;
         if let Some((nqn, nsid)) = self.exports.of_pool(name).first() {
-            return Err(RpcError::refused(libc::EBUSY, format!("pool {name} is exported, as namespace {nsid} of {nqn}"))
-                .hint("end its exports first, with volume_unexport or nvmf_delete_subsystem"));
+            return Err(RpcError::refused(
+                libc::EBUSY,
+                format!("pool {name} is exported, as namespace {nsid} of {nqn}"),
+            )
+            .hint("end its exports first, with volume_unexport or nvmf_delete_subsystem"));
         }
         self.withdraw_exports(name).await.map_err(|error| super::nvmf::target_error(&error))?;
         self.pools.destroy(name).await.map_err(pool_error)?;

@@ -31,7 +31,11 @@ pub const CHAPTER: Chapter = Chapter {
         Method {
             name: "snapshot_create_group",
             summary: "Takes snapshots of several volumes of one pool in one instant.",
-            params: &[required("snapshots", Kind::List { of: &Kind::Object(MEMBER), max: 256 }, "The volumes and names.")],
+            params: &[required(
+                "snapshots",
+                Kind::List { of: &Kind::Object(MEMBER), max: 256 },
+                "The volumes and names.",
+            )],
             result: "the list of snapshots.",
             run: |daemon, params| Box::pin(async move { create_group(&daemon, &params).await }),
         },
@@ -51,8 +55,10 @@ pub const CHAPTER: Chapter = Chapter {
             params: BY_NAME,
             result: "the snapshot.",
             run: |daemon, params| {
-                Box::pin(async move { daemon.snapshot("name", params.text("name")?).await?;
-                    get(&daemon, params.text("name")?).await })
+                Box::pin(async move {
+                    daemon.snapshot("name", params.text("name")?).await?;
+                    get(&daemon, params.text("name")?).await
+                })
             },
         },
         Method {
@@ -73,7 +79,11 @@ pub const CHAPTER: Chapter = Chapter {
             params: &[
                 required("from", Kind::Node, "The older."),
                 required("to", Kind::Node, "The newer."),
-                optional("max_ranges", Kind::Unsigned { min: 1, max: 1_000_000 }, "The most ranges to list; 10000 when left out."),
+                optional(
+                    "max_ranges",
+                    Kind::Unsigned { min: 1, max: 1_000_000 },
+                    "The most ranges to list; 10000 when left out.",
+                ),
             ],
             result: "`ranges` (a list of `{offset, length}` in bytes, ascending), `changed_bytes` and `truncated`.",
             run: |daemon, params| Box::pin(async move { diff(&daemon, &params).await }),
@@ -121,7 +131,8 @@ fn same_snapshot(daemon: &Rc<Daemon>, volume: &Found, node: NodeInfo) -> Result<
         NodeKind::Snapshot => "a snapshot of another volume",
         NodeKind::Volume => "a volume",
     };
-    Err(RpcError::refused(libc::EEXIST, format!("{} exists already, as {what}", node.name)).with("field", "name"))
+    Err(RpcError::refused(libc::EEXIST, format!("{} exists already, as {what}", node.name))
+        .with("field", "name"))
 }
 
 async fn create_group(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
@@ -132,7 +143,10 @@ async fn create_group(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, Rpc
         let volume = daemon.volume(&field, member.text("volume")?).await?;
         let first = pool.get_or_insert(volume.pool.clone());
         if first.uuid() != volume.pool.uuid() {
-            return Err(RpcError::field(field, format!("is not in pool {}, as the others are", first.name())));
+            return Err(RpcError::field(
+                field,
+                format!("is not in pool {}, as the others are", first.name()),
+            ));
         }
         wanted.push((volume.node.name, member.text("name")?.to_owned()));
     }
@@ -159,13 +173,19 @@ async fn diff(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
     let from = daemon.node("from", params.text("from")?).await?;
     let to = daemon.node("to", params.text("to")?).await?;
     if from.pool.uuid() != to.pool.uuid() {
-        return Err(RpcError::field("to", format!("is in pool {}, not {}", to.pool.name(), from.pool.name())));
+        return Err(RpcError::field(
+            "to",
+            format!("is in pool {}, not {}", to.pool.name(), from.pool.name()),
+        ));
     }
     let ranges = from.pool.diff(&from.node.name, &to.node.name).await.map_err(pool_error)?;
     let changed: u64 = ranges.iter().map(|(_, length)| length).sum();
     let max = usize::try_from(params.u64_opt("max_ranges")?.unwrap_or(10_000)).unwrap_or(usize::MAX);
-    let listed: Vec<Value> =
-        ranges.iter().take(max).map(|(offset, length)| json!({ "offset": offset, "length": length })).collect();
+    let listed: Vec<Value> = ranges
+        .iter()
+        .take(max)
+        .map(|(offset, length)| json!({ "offset": offset, "length": length }))
+        .collect();
     Ok(json!({ "ranges": listed, "changed_bytes": changed, "truncated": ranges.len() > max }))
 }
 
@@ -176,8 +196,11 @@ async fn clone(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> 
         if node.kind == NodeKind::Volume && node.parent.as_ref() == Some(&snapshot.node.name) {
             return Ok(view(daemon, &Found { node, ..snapshot }));
         }
-        return Err(RpcError::refused(libc::EEXIST, format!("{name} exists already, and is not a clone of {}", snapshot.node.name))
-            .with("field", "name"));
+        return Err(RpcError::refused(
+            libc::EEXIST,
+            format!("{name} exists already, and is not a clone of {}", snapshot.node.name),
+        )
+        .with("field", "name"));
     }
     let node = snapshot.pool.clone_create(&snapshot.node.name, name).await.map_err(pool_error)?;
     Ok(view(daemon, &Found { node, ..snapshot }))

@@ -23,8 +23,16 @@ pub const CHAPTER: Chapter = Chapter {
                 required("name", Kind::Name, "Its name."),
                 required("size", SIZE, "Its size in bytes, rounded up to 1 MiB."),
                 optional("pool", Kind::Name, "The pool; may be left out when there is one."),
-                optional("block_size", Kind::Unsigned { min: 512, max: 4096 }, "Block size for hosts, 512 or 4096 (the default)."),
-                optional("write_cache", Kind::Bool, "Acknowledge writes before they are on stable media, until a flush (the default)."),
+                optional(
+                    "block_size",
+                    Kind::Unsigned { min: 512, max: 4096 },
+                    "Block size for hosts, 512 or 4096 (the default).",
+                ),
+                optional(
+                    "write_cache",
+                    Kind::Bool,
+                    "Acknowledge writes before they are on stable media, until a flush (the default).",
+                ),
                 optional("uuid", Kind::Uuid, "Its UUID; a random one when left out."),
             ],
             result: "the volume: `name`, `pool`, `kind`, `uuid`, `size`, `parent`, `children`, `referenced`, `written`, \
@@ -55,8 +63,10 @@ pub const CHAPTER: Chapter = Chapter {
             params: BY_NAME,
             result: "the volume.",
             run: |daemon, params| {
-                Box::pin(async move { daemon.volume("name", params.text("name")?).await?;
-                    get(&daemon, params.text("name")?).await })
+                Box::pin(async move {
+                    daemon.volume("name", params.text("name")?).await?;
+                    get(&daemon, params.text("name")?).await
+                })
             },
         },
         Method {
@@ -108,7 +118,11 @@ pub const CHAPTER: Chapter = Chapter {
             params: &[
                 NAME,
                 required("snapshot", Kind::Node, "The snapshot; any of the pool."),
-                optional("keep", Kind::Name, "The name under which what it held is kept; `VOLUME@before-rollback-N` when left out."),
+                optional(
+                    "keep",
+                    Kind::Name,
+                    "The name under which what it held is kept; `VOLUME@before-rollback-N` when left out.",
+                ),
                 optional("discard", Kind::Bool, "Keep nothing of what it held."),
             ],
             result: "`name`, `snapshot` and `kept` (null when discarded).",
@@ -120,9 +134,21 @@ pub const CHAPTER: Chapter = Chapter {
                       listener in one step. Repeating the call gives the same export.",
             params: &[
                 NAME,
-                optional("listen", Kind::Text { max: 64 }, "Where to listen, as ADDR:PORT; `target.listen` of the configuration when left out."),
-                optional("nqn", Kind::Nqn, "The NQN; derived from the pool's and the volume's name when left out."),
-                optional("hosts", Kind::List { of: &Kind::Nqn, max: 256 }, "Hosts that may connect; any when left out."),
+                optional(
+                    "listen",
+                    Kind::Text { max: 64 },
+                    "Where to listen, as ADDR:PORT; `target.listen` of the configuration when left out.",
+                ),
+                optional(
+                    "nqn",
+                    Kind::Nqn,
+                    "The NQN; derived from the pool's and the volume's name when left out.",
+                ),
+                optional(
+                    "hosts",
+                    Kind::List { of: &Kind::Nqn, max: 256 },
+                    "Hosts that may connect; any when left out.",
+                ),
             ],
             result: "`name`, `nqn`, `nsid`, `listen` (a list of ADDR:PORT) and `connect` (a list of command lines for the host).",
             run: |daemon, params| Box::pin(async move { super::export::export(&daemon, &params).await }),
@@ -132,7 +158,9 @@ pub const CHAPTER: Chapter = Chapter {
             summary: "Ends every export of a volume or snapshot. A subsystem that showed nothing else is deleted.",
             params: BY_NAME,
             result: "the list of NQNs that showed it.",
-            run: |daemon, params| Box::pin(async move { super::export::unexport(&daemon, params.text("name")?).await }),
+            run: |daemon, params| {
+                Box::pin(async move { super::export::unexport(&daemon, params.text("name")?).await })
+            },
         },
     ],
 };
@@ -170,20 +198,25 @@ async fn create(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError>
 fn same_volume(node: &NodeInfo, spec: &VolumeSpec) -> Result<(), RpcError> {
     let differs = match node {
         node if node.kind != NodeKind::Volume => Some(("name", "a snapshot".to_owned())),
-        node if node.size != spec.size.next_multiple_of(1 << 20) => Some(("size", format!("of {} bytes", node.size))),
+        node if node.size != spec.size.next_multiple_of(1 << 20) => {
+            Some(("size", format!("of {} bytes", node.size)))
+        }
         node if node.block_size != spec.block_size => {
             Some(("block_size", format!("with blocks of {} bytes", node.block_size)))
         }
         node if node.write_cache != spec.write_cache => {
             Some(("write_cache", format!("with write_cache {}", node.write_cache)))
         }
-        node if spec.uuid.is_some_and(|uuid| uuid != node.uuid) => Some(("uuid", format!("with UUID {}", node.uuid))),
+        node if spec.uuid.is_some_and(|uuid| uuid != node.uuid) => {
+            Some(("uuid", format!("with UUID {}", node.uuid)))
+        }
         _ => None,
     };
     match differs {
         None => Ok(()),
         Some((field, what)) => {
-            Err(RpcError::refused(libc::EEXIST, format!("{} exists already, {what}", spec.name)).with("field", field))
+            Err(RpcError::refused(libc::EEXIST, format!("{} exists already, {what}", spec.name))
+                .with("field", field))
         }
     }
 }
@@ -219,15 +252,23 @@ pub async fn delete(daemon: &Rc<Daemon>, found: &Found) -> Result<Value, RpcErro
     let _changing = daemon.exports.lock().await;
     let name = &found.node.name;
     if let Some((nqn, nsid)) = daemon.exports.of_node(found.node.uuid).first() {
-        return Err(RpcError::refused(libc::EBUSY, format!("{name} is exported, as namespace {nsid} of {nqn}"))
-            .hint(format!("end that first: rimrock volume unexport {name}")));
+        return Err(RpcError::refused(
+            libc::EBUSY,
+            format!("{name} is exported, as namespace {nsid} of {nqn}"),
+        )
+        .hint(format!("end that first: rimrock volume unexport {name}")));
     }
     found.pool.delete(name).await.map_err(pool_error)?;
     Ok(Value::Bool(true))
 }
 
 /// Resizes a volume and tells the hosts.
-pub async fn resize(daemon: &Rc<Daemon>, mut found: Found, size: u64, shrink: bool) -> Result<Found, RpcError> {
+pub async fn resize(
+    daemon: &Rc<Daemon>,
+    mut found: Found,
+    size: u64,
+    shrink: bool,
+) -> Result<Found, RpcError> {
     found.node = found.pool.resize(&found.node.name, size, shrink).await.map_err(pool_error)?;
     daemon.target.namespace_resized(found.node.uuid);
     Ok(found)
@@ -251,7 +292,10 @@ async fn rollback(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcErro
     };
     let snapshot = daemon.snapshot("snapshot", &qualified).await?;
     if snapshot.pool.name() != volume.pool.name() {
-        return Err(RpcError::field("snapshot", format!("is in pool {}, the volume in another", snapshot.pool.name())));
+        return Err(RpcError::field(
+            "snapshot",
+            format!("is in pool {}, the volume in another", snapshot.pool.name()),
+        ));
     }
     let name = &volume.node.name;
     let keep = match (params.text_opt("keep")?, params.bool_opt("discard")?.unwrap_or(false)) {
@@ -262,7 +306,9 @@ async fn rollback(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcErro
     };
     let done = volume.pool.rollback(name, &snapshot.node.name, keep).await.map_err(pool_error)?;
     daemon.target.namespace_resized(volume.node.uuid);
-    Ok(json!({ "name": done.volume, "pool": volume.pool.name(), "snapshot": done.snapshot, "kept": done.kept }))
+    Ok(
+        json!({ "name": done.volume, "pool": volume.pool.name(), "snapshot": done.snapshot, "kept": done.kept }),
+    )
 }
 
 /// `stem-1`, `stem-2` … whichever is free.
