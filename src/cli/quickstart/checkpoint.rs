@@ -69,9 +69,11 @@ impl Layout {
             for part in ["q_proj", "k_proj", "v_proj", "o_proj"] {
                 add(format!("model.layers.{layer}.self_attn.{part}.weight"), vec![width, width], Some(layer));
             }
-            for (part, shape) in
-                [("gate_proj", [4 * width, width]), ("up_proj", [4 * width, width]), ("down_proj", [width, 4 * width])]
-            {
+            for (part, shape) in [
+                ("gate_proj", [4 * width, width]),
+                ("up_proj", [4 * width, width]),
+                ("down_proj", [width, 4 * width]),
+            ] {
                 add(format!("model.layers.{layer}.mlp.{part}.weight"), shape.to_vec(), Some(layer));
             }
         }
@@ -80,7 +82,8 @@ impl Layout {
         add("model.norm.weight".to_owned(), vec![width], None);
         let mut layout = Layout { header_len: 0, tensors, file_len: 0 };
         // The length of the header does not depend on the step, which is padded, nor on itself.
-        layout.header_len = (8 + layout.header_json(Content::Good { step: 1 }).len() as u64).next_multiple_of(ALIGN);
+        layout.header_len =
+            (8 + layout.header_json(Content::Good { step: 1 }).len() as u64).next_multiple_of(ALIGN);
         let mut offset = layout.header_len;
         for tensor in &mut layout.tensors {
             tensor.offset = offset;
@@ -246,7 +249,8 @@ mod tests {
         let mut at = 0;
         for (name, tensor) in header.iter().filter(|(name, _)| *name != "__metadata__") {
             let [from, to] = [0, 1].map(|i| tensor["data_offsets"][i].as_u64().unwrap());
-            let values: u64 = tensor["shape"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).product();
+            let values: u64 =
+                tensor["shape"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).product();
             assert_eq!((from, to - from), (at, values * 2), "{name}");
             at = to;
         }
@@ -259,7 +263,8 @@ mod tests {
         let layout = Layout::new(2 << 20);
         for content in [Content::Good { step: 5 }, Content::Bad { step: 6 }] {
             let file = whole(&layout, content);
-            for (offset, len) in [(0, 4096), (4096, 8192), (layout.header_len() - 64, 128), (98_304, 65_536)] {
+            for (offset, len) in [(0, 4096), (4096, 8192), (layout.header_len() - 64, 128), (98_304, 65_536)]
+            {
                 let mut piece = vec![0xaa; len];
                 layout.fill(content, offset, &mut piece);
                 assert!(piece == file[offset as usize..offset as usize + len], "{offset}+{len}");
@@ -280,14 +285,18 @@ mod tests {
             }
             assert!(before == after, "step {step}");
             let changed: u64 = changes.iter().map(|(_, len)| len).sum();
-            assert!(changed * 2 < layout.file_len() && changed * 8 > layout.file_len(), "step {step}: {changed}");
+            assert!(
+                changed * 2 < layout.file_len() && changed * 8 > layout.file_len(),
+                "step {step}: {changed}"
+            );
         }
     }
 
     #[test]
     fn a_head_tells_its_step() {
         let layout = Layout::new(2 << 20);
-        for content in [Content::Good { step: 1 }, Content::Good { step: 123_456 }, Content::Bad { step: 3 }] {
+        for content in [Content::Good { step: 1 }, Content::Good { step: 123_456 }, Content::Bad { step: 3 }]
+        {
             let mut head = vec![0; layout.header_len() as usize];
             layout.fill(content, 0, &mut head);
             assert_eq!(layout.recognise(&head), Some(content));
@@ -300,7 +309,10 @@ mod tests {
     fn sizes_are_about_what_was_asked_for() {
         for asked in [2 << 20, 100 << 20, 170_000_000_u64, 4 << 30] {
             let got = Layout::new(asked).file_len() as f64 / asked as f64;
-            assert!((0.4..1.7).contains(&got) && (asked < 50 << 20 || (0.85..1.15).contains(&got)), "{asked}: {got}");
+            assert!(
+                (0.4..1.7).contains(&got) && (asked < 50 << 20 || (0.85..1.15).contains(&got)),
+                "{asked}: {got}"
+            );
         }
     }
 }
