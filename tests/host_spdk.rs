@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rimrock::host::bench::{self, BenchError, BenchSpec, Workload};
 use rimrock::host::blocking::{self, BlockingController, Pdu, RawAssociation, RawConnection, now};
 use rimrock::host::{self, ControllerOptions, Data, HostError, Namespace};
 use rimrock::memory::{DmaBuf, DmaSlice};
@@ -147,6 +148,7 @@ fn the_host_works_with_spdk() {
     hears_of_new_namespaces(&mut spdk);
     discovers(spdk.addr);
     works_on_a_reactor(spdk.addr);
+    measures_and_verifies(spdk.addr);
 }
 
 fn identifies_and_reads_logs(addr: SocketAddr) {
@@ -329,4 +331,33 @@ fn works_on_a_reactor(addr: SocketAddr) {
     };
     reactor::block_on(reactors.handles()[0].call(work)).unwrap();
     reactors.shutdown();
+}
+
+fn measures_and_verifies(addr: SocketAddr) {
+    let short = Duration::from_millis(300);
+    let spec = BenchSpec { duration: short, verify: true, queues: 2, ..BenchSpec::new(addr, NQN) };
+    // 1 MiB is split by MDTS; 6 KiB is no power of two and crosses into R2T.
+    for (workload, block_bytes) in [("randrw:50", 6144), ("rw:30", MIB), ("randwrite", 512)] {
+        let workload = workload.parse().unwrap();
+        let report = bench::run(BenchSpec { workload, block_bytes, queue_depth: 8, ..spec.clone() }).unwrap();
+        assert!(report.writes.operations > 0 && report.total.iops > 0.0, "{report:?}");
+        assert!(report.verified_bytes > 0, "what was written has been read back: {report:?}");
+        assert_eq!((report.mismatches, report.first_mismatch), (0, None));
+        assert_eq!(report.total.operations, report.reads.operations + report.writes.operations);
+    }
+
+    // What one run wrote, a later one finds; a block that someone else wrote is reported.
+    let range_bytes = Some(64 * 1024);
+    let write = BenchSpec { workload: Workload::WRITE, range_bytes, seed: 5, ..spec.clone() };
+    bench::run(write).unwrap();
+    let read = BenchSpec { workload: Workload::READ, range_bytes, seed: 5, ..spec.clone() };
+    assert_eq!(bench::run(read.clone()).unwrap().mismatches, 0);
+    let (ctrl, ns) = connect(addr, &options());
+    now(ctrl.write(&ns, 3, pattern(512, 1), false)).unwrap();
+    let report = bench::run(read).unwrap();
+    assert!(report.mismatches > 0);
+    assert_eq!(report.first_mismatch.map(|m| m.block), Some(3));
+
+    let odd = BenchSpec { block_bytes: 1000, ..spec };
+    assert!(matches!(bench::run(odd), Err(BenchError::Spec { .. })));
 }

@@ -9,6 +9,8 @@
 mod admin;
 mod io;
 
+pub use io::{BLOCKS_MAX, DSM_RANGES_MAX};
+
 use std::cell::Cell;
 use std::net::SocketAddr;
 
@@ -203,6 +205,11 @@ impl<Q: CommandQueue> Controller<Q> {
     /// The I/O queues; queue ID 1 is the first.
     pub fn io_queues(&self) -> &[Q] {
         &self.io
+    }
+
+    /// Gives up the I/O queues to a caller that drives them itself; the controller stays for its admin queue.
+    pub fn take_io_queues(&mut self) -> Vec<Q> {
+        std::mem::take(&mut self.io)
     }
 
     /// I/O queues that were granted and connected.
