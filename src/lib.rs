@@ -15,3 +15,4 @@ pub mod nvme;
 pub mod pool;
 pub mod reactor;
 pub mod target;
+pub mod units;

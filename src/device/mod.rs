@@ -1,1 +1,200 @@
-//! (in construction)
+//! Devices: fixed-size stores of blocks, all behind one handle.
+//!
+//! Owns: the file, block device or memory that holds the bytes, and the lock that keeps others off it. A
+//! [`Device`] is opened by URI on the control thread, then used on any reactor: each reactor drives it
+//! through its own ring.
+//!
+//! May assume: nothing about who overlaps with whom; ordering is the caller's. What a device promises:
+//! a write that was acknowledged is read back; after [`Device::flush`] has returned, everything acknowledged
+//! before it was called survives a loss of power.
+//!
+//! A kind is one file with the same set of functions and one arm in each `match` of this one.
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod ram;
+mod uri;
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+pub use error::{DeviceError, IoError};
+pub use uri::DeviceUri;
+
+use crate::memory::{DmaBuf, DmaSlice};
+
+/// What stands behind a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    Ram,
+    Uring,
+}
+
+/// What is known about a device once it is open.
+#[derive(Debug, Clone)]
+pub struct DeviceInfo {
+    /// The URI it was opened by.
+    pub uri: String,
+    /// A short name for people: the file's name, or `ram0`.
+    pub name: String,
+    pub kind: DeviceKind,
+    /// Bytes per logical block: 512 or 4096.
+    pub block_size: u32,
+    /// Bytes in all, a multiple of the block size.
+    pub size: u64,
+    /// Acknowledged writes may be lost with the power until flushed.
+    pub write_cache: bool,
+    /// Aligned writes of this many bytes are not torn by a loss of power.
+    pub atomic_bytes: u32,
+    /// Identity of this open device; not stored on it.
+    pub uuid: Uuid,
+}
+
+/// Choices made when opening a device that the URI does not carry.
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    /// Refuse writes.
+    pub read_only: bool,
+}
+
+/// An open device. Cheap to clone; usable from any reactor; closed when the last clone is dropped.
+#[derive(Clone)]
+pub struct Device {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    info: DeviceInfo,
+    read_only: bool,
+    backing: Backing,
+}
+
+enum Backing {
+    Ram(ram::Ram),
+}
+
+impl Device {
+    /// Opens `ram:SIZE` or `uring:/path`, with options after `?`. Blocks; for the control thread.
+    pub fn open(uri: &str, options: OpenOptions) -> Result<Device, DeviceError> {
+        let parsed = DeviceUri::parse(uri)?;
+        let (info, backing) = match parsed.scheme.as_str() {
+            "ram" => {
+                let (info, ram) = ram::open(&parsed)?;
+                (info, Backing::Ram(ram))
+            }
+            _ => return Err(DeviceError::UnknownKind { uri: uri.to_owned(), kind: parsed.scheme }),
+        };
+        Ok(Device { inner: Arc::new(Inner { info, read_only: options.read_only, backing }) })
+    }
+
+    /// A ram device that begins with these contents; the length must be a multiple of `block_size`.
+    pub fn ram_from_image(image: &[u8], block_size: u32) -> Result<Device, DeviceError> {
+        let (info, ram) = ram::from_image(image, block_size)?;
+        Ok(Device { inner: Arc::new(Inner { info, read_only: false, backing: Backing::Ram(ram) }) })
+    }
+
+    /// A copy of a ram device's contents now; `None` for the other kinds.
+    pub fn image(&self) -> Option<Vec<u8>> {
+        match &self.inner.backing {
+            Backing::Ram(ram) => Some(ram.image()),
+        }
+    }
+
+    pub fn info(&self) -> &DeviceInfo {
+        &self.inner.info
+    }
+
+    /// Fills `buf` from `offset`. The buffer comes back in any case; after an error its contents are
+    /// unspecified.
+    pub async fn read(&self, offset: u64, mut buf: DmaBuf) -> (Result<(), IoError>, DmaBuf) {
+        if let Err(error) = self.check(offset, buf.len() as u64) {
+            return (Err(error), buf);
+        }
+        match &self.inner.backing {
+            Backing::Ram(ram) => {
+                ram.read(offset, &mut buf);
+                (Ok(()), buf)
+            }
+        }
+    }
+
+    /// Writes `data` at `offset`.
+    pub async fn write(&self, offset: u64, data: DmaSlice) -> Result<(), IoError> {
+        self.check_write(offset, data.len() as u64)?;
+        match &self.inner.backing {
+            Backing::Ram(ram) => {
+                ram.write(offset, &data);
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes the concatenation of `data` at `offset`; each part's length is a multiple of the block size.
+    pub async fn write_vectored(&self, offset: u64, data: Vec<DmaSlice>) -> Result<(), IoError> {
+        self.check_write(offset, data.iter().map(|part| part.len() as u64).sum())?;
+        match &self.inner.backing {
+            Backing::Ram(ram) => {
+                let mut at = offset;
+                for part in &data {
+                    ram.write(at, part);
+                    at += part.len() as u64;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes everything acknowledged before this call durable.
+    pub async fn flush(&self) -> Result<(), IoError> {
+        match &self.inner.backing {
+            Backing::Ram(_) => Ok(()),
+        }
+    }
+
+    /// Gives the space of the range back; it reads as zeros afterwards.
+    pub async fn discard(&self, offset: u64, len: u64) -> Result<(), IoError> {
+        self.check_write(offset, len)?;
+        match &self.inner.backing {
+            Backing::Ram(ram) => {
+                ram.zero(offset, len);
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes the range read as zeros.
+    pub async fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), IoError> {
+        self.check_write(offset, len)?;
+        match &self.inner.backing {
+            Backing::Ram(ram) => {
+                ram.zero(offset, len);
+                Ok(())
+            }
+        }
+    }
+
+    fn check(&self, offset: u64, len: u64) -> Result<(), IoError> {
+        let info = &self.inner.info;
+        let unit = u64::from(info.block_size);
+        let fits = offset.checked_add(len).is_some_and(|end| end <= info.size);
+        match fits && offset.is_multiple_of(unit) && len.is_multiple_of(unit) {
+            true => Ok(()),
+            false => Err(IoError::OutOfRange),
+        }
+    }
+
+    fn check_write(&self, offset: u64, len: u64) -> Result<(), IoError> {
+        if self.inner.read_only {
+            return Err(IoError::WriteProtected);
+        }
+        self.check(offset, len)
+    }
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Device").field(&self.inner.info.uri).finish()
+    }
+}
