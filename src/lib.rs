@@ -11,6 +11,7 @@ pub mod control;
 pub mod device;
 pub mod host;
 pub mod memory;
+pub mod nearest;
 pub mod nvme;
 pub mod pool;
 pub mod reactor;

@@ -1,1 +1,127 @@
-//! (in construction)
+//! The command line. Owns nothing: every command but `serve`, `quickstart` and `bench` is a call over the control
+//! socket, and what it prints comes out of the answer.
+//!
+//! Exit codes: 0 done; 1 refused or failed; 2 the command line itself is wrong.
+#![forbid(unsafe_code)]
+
+mod client;
+mod device;
+mod output;
+mod pool;
+mod rpc;
+mod serve;
+mod snapshot;
+mod volume;
+
+use clap::{Parser, Subcommand};
+use output::Format;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// A storage appliance for AI checkpoints and model serving: thin volumes in a snapshot tree, served over NVMe/TCP.
+#[derive(Debug, Parser)]
+#[command(name = "rimrock", version, propagate_version = true, arg_required_else_help = true)]
+#[command(after_help = "First steps:
+  rimrock quickstart                         see the whole thing work, on files under ./rimrock-data
+  rimrock serve                              start the daemon; the other commands talk to it
+  rimrock pool create main uring:/var/lib/rimrock/disk0.img?size=64GiB
+  rimrock volume create model 20GiB
+  rimrock volume export model                prints the `nvme connect` line for the host
+  rimrock snapshot create model@step-1000")]
+pub struct Cli {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What every command takes.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Common {
+    /// The daemon's control socket
+    #[arg(short, long, global = true, env = "RIMROCK_SOCKET", value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// How answers are printed
+    #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
+    output: Format,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the daemon in the foreground
+    Serve(serve::Serve),
+    /// Create, import and look after pools
+    #[command(subcommand)]
+    Pool(pool::Pool),
+    /// Open and list devices
+    #[command(subcommand)]
+    Device(device::Device),
+    /// Create, export and look after volumes
+    #[command(subcommand)]
+    Volume(volume::Volume),
+    /// Take snapshots, compare them, go back to them
+    #[command(subcommand)]
+    Snapshot(snapshot::Snapshot),
+    /// Make writable volumes out of snapshots
+    #[command(subcommand)]
+    Clone(snapshot::Clone),
+    /// Call one method of the control socket and print its result
+    Rpc(rpc::Rpc),
+}
+
+/// Why a command ends with another code than 0.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    message: String,
+    hint: Option<String>,
+    code: u8,
+}
+
+impl Failure {
+    /// Refused or failed: exit code 1.
+    pub fn failed(message: impl Into<String>) -> Failure {
+        Failure { message: message.into(), hint: None, code: 1 }
+    }
+
+    /// The command line is wrong in a way its parser cannot see: exit code 2.
+    pub fn usage(message: impl Into<String>) -> Failure {
+        Failure { message: message.into(), hint: None, code: 2 }
+    }
+
+    /// Adds the next step.
+    pub fn hint(mut self, hint: impl Into<String>) -> Failure {
+        self.hint = Some(hint.into());
+        self
+    }
+}
+
+/// Runs the command line and gives the exit code.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let common = &cli.common;
+    let done = match cli.command {
+        Command::Serve(serve) => serve.run(common),
+        Command::Pool(pool) => pool.run(common),
+        Command::Device(device) => device.run(common),
+        Command::Volume(volume) => volume.run(common),
+        Command::Snapshot(snapshot) => snapshot.run(common),
+        Command::Clone(clone) => clone.run(common),
+        Command::Rpc(rpc) => rpc.run(common),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("rimrock: {}", failure.message);
+            if let Some(hint) = &failure.hint {
+                eprintln!("  {hint}");
+            }
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+/// A size argument.
+fn size(text: &str) -> Result<u64, String> {
+    crate::units::parse_size(text).map_err(|error| error.to_string())
+}

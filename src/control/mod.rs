@@ -1,1 +1,22 @@
-//! (in construction)
+//! The control socket: JSON-RPC 2.0 over a Unix socket, and the methods behind it.
+//!
+//! Owns what no lower room does: the names of open devices, which volume is exported where, and the words in
+//! which all of it is asked for. Runs on the control thread alone and touches reactors only through the handles of
+//! the rooms below. What must survive a crash lies in the pools' catalogs, never here.
+//!
+//! A call's way: bytes → [`framing`] → [`jsonrpc`] → [`schema`] (against the declaration in the method table) → a
+//! handler → bytes.
+#![forbid(unsafe_code)]
+
+mod daemon;
+mod devices;
+pub mod error;
+pub mod framing;
+pub mod jsonrpc;
+mod methods;
+pub mod names;
+pub mod schema;
+pub mod server;
+pub mod table;
+
+pub use daemon::{Daemon, StartError};

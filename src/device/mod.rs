@@ -14,7 +14,10 @@
 
 mod error;
 mod ram;
+#[cfg(test)]
+mod tests;
 mod uri;
+mod uring;
 
 use std::sync::Arc;
 
@@ -73,6 +76,7 @@ struct Inner {
 
 enum Backing {
     Ram(ram::Ram),
+    Uring(uring::Uring),
 }
 
 impl Device {
@@ -83,6 +87,10 @@ impl Device {
             "ram" => {
                 let (info, ram) = ram::open(&parsed)?;
                 (info, Backing::Ram(ram))
+            }
+            "uring" => {
+                let (info, uring) = uring::open(&parsed, options.read_only)?;
+                (info, Backing::Uring(uring))
             }
             _ => return Err(DeviceError::UnknownKind { uri: uri.to_owned(), kind: parsed.scheme }),
         };
@@ -99,6 +107,7 @@ impl Device {
     pub fn image(&self) -> Option<Vec<u8>> {
         match &self.inner.backing {
             Backing::Ram(ram) => Some(ram.image()),
+            Backing::Uring(_) => None,
         }
     }
 
@@ -117,6 +126,7 @@ impl Device {
                 ram.read(offset, &mut buf);
                 (Ok(()), buf)
             }
+            Backing::Uring(uring) => uring.read(offset, buf).await,
         }
     }
 
@@ -128,6 +138,7 @@ impl Device {
                 ram.write(offset, &data);
                 Ok(())
             }
+            Backing::Uring(uring) => uring.write(offset, data).await,
         }
     }
 
@@ -143,6 +154,7 @@ impl Device {
                 }
                 Ok(())
             }
+            Backing::Uring(uring) => uring.write_vectored(offset, data).await,
         }
     }
 
@@ -150,10 +162,12 @@ impl Device {
     pub async fn flush(&self) -> Result<(), IoError> {
         match &self.inner.backing {
             Backing::Ram(_) => Ok(()),
+            Backing::Uring(uring) => uring.flush().await,
         }
     }
 
-    /// Gives the space of the range back; it reads as zeros afterwards.
+    /// Gives the space of the range back; it reads as zeros afterwards. `Unsupported` where a block device
+    /// cannot do both.
     pub async fn discard(&self, offset: u64, len: u64) -> Result<(), IoError> {
         self.check_write(offset, len)?;
         match &self.inner.backing {
@@ -161,6 +175,7 @@ impl Device {
                 ram.zero(offset, len);
                 Ok(())
             }
+            Backing::Uring(uring) => uring.discard(offset, len).await,
         }
     }
 
@@ -172,6 +187,7 @@ impl Device {
                 ram.zero(offset, len);
                 Ok(())
             }
+            Backing::Uring(uring) => uring.write_zeroes(offset, len).await,
         }
     }
 

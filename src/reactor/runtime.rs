@@ -101,8 +101,7 @@ impl Reactors {
             .map_err(|source| ReactorError::Thread { reactor: id, source })?;
         self.threads.push(thread);
         let gone = || std::io::Error::other("the thread ended while starting");
-        let handle =
-            started.recv().map_err(|_| ReactorError::Thread { reactor: id, source: gone() }).flatten()?;
+        let handle = started.recv().map_err(|_| ReactorError::Thread { reactor: id, source: gone() })??;
         self.handles.push(handle);
         Ok(())
     }
@@ -270,5 +269,8 @@ impl Loop {
         counters.loops.store(self.loops, Ordering::Relaxed);
         counters.busy.store(self.busy, Ordering::Relaxed);
         counters.tasks.store(self.executor.len() as u64, Ordering::Relaxed);
+        let (enters, in_flight) = self.driver.counters();
+        counters.enters.store(enters, Ordering::Relaxed);
+        counters.in_flight.store(in_flight, Ordering::Relaxed);
     }
 }

@@ -193,7 +193,7 @@ fn call_answers_from_the_reactor_thread_and_sleep_takes_its_time() {
 #[test]
 fn what_waits_for_a_reactor_that_stops_is_told() {
     let reactors = one_reactor();
-    let pending = reactors.handles()[0].call(|| std::future::pending::<()>());
+    let pending = reactors.handles()[0].call(std::future::pending::<()>);
     reactors.shutdown();
     assert_eq!(block_on(pending), Err(ReactorGone));
 }

@@ -1,0 +1,301 @@
+//! `rimrock volume …`
+#![forbid(unsafe_code)]
+
+use super::client::{Arguments, call};
+use super::output::{Column, Format, Show, print, print_done, print_json, print_list, print_object};
+use super::{Common, Failure, size};
+use crate::units::format_size;
+use clap::Subcommand;
+use serde_json::Value;
+use std::net::SocketAddr;
+
+/// Create, export and look after volumes
+#[derive(Debug, Subcommand)]
+pub enum Volume {
+    /// Create a thin volume
+    #[command(after_help = "Examples:
+  rimrock volume create model 20GiB
+  rimrock volume create fast/scratch 512G --block-size 512
+
+Where there are several pools, say POOL/NAME.")]
+    Create {
+        /// The new volume: NAME or POOL/NAME
+        name: String,
+        /// Its size, such as 20GiB; space is used only as it is written
+        #[arg(value_parser = size)]
+        size: u64,
+        /// Block size that hosts see
+        #[arg(long, value_parser = ["512", "4096"], default_value = "4096")]
+        block_size: String,
+        /// Acknowledge a write only when it is on stable media
+        #[arg(long)]
+        no_write_cache: bool,
+        /// Use this UUID
+        #[arg(long)]
+        uuid: Option<String>,
+    },
+    /// List volumes, clones included
+    #[command(after_help = "Examples:\n  rimrock volume list\n  rimrock volume list --pool main -o json")]
+    List {
+        /// Only of this pool
+        #[arg(long)]
+        pool: Option<String>,
+    },
+    /// Show one volume
+    #[command(after_help = "Example:\n  rimrock volume show model")]
+    Show {
+        /// NAME, POOL/NAME or UUID
+        name: String,
+    },
+    /// Delete a volume; its space comes back in the background
+    #[command(after_help = "An exported volume is refused: unexport it first.
+
+Example:
+  rimrock volume delete scratch")]
+    Delete {
+        /// NAME, POOL/NAME or UUID
+        name: String,
+    },
+    /// Make a volume larger
+    #[command(after_help = "Hosts that are connected see the new size at once.
+
+Example:
+  rimrock volume resize model 40GiB")]
+    Resize {
+        /// NAME, POOL/NAME or UUID
+        name: String,
+        /// The new size
+        #[arg(value_parser = size)]
+        size: u64,
+    },
+    /// Give a volume another name
+    #[command(after_help = "Example:\n  rimrock volume rename model model-v1")]
+    Rename {
+        /// NAME, POOL/NAME or UUID
+        name: String,
+        /// The new name
+        new_name: String,
+    },
+    /// Make a volume what a snapshot of it was
+    #[command(after_help = ROLLBACK_HELP)]
+    Rollback {
+        /// NAME, POOL/NAME or UUID
+        name: String,
+        /// The snapshot: VOLUME@SNAPSHOT, or just the part after the @
+        snapshot: String,
+        #[command(flatten)]
+        keep: Keep,
+    },
+    /// Show which ranges differ between two volumes or snapshots
+    #[command(after_help = "Example:\n  rimrock volume diff model@step-1000 model")]
+    Diff {
+        /// The older
+        from: String,
+        /// The newer
+        to: String,
+    },
+    /// Make a volume, or a snapshot (read-only), available over NVMe/TCP
+    #[command(after_help = "Creates the subsystem, the namespace and the listener in one step and prints the
+line that connects a Linux host. Exports survive a restart of the daemon.
+
+Examples:
+  rimrock volume export model
+  rimrock volume export model@step-1000 --listen 10.0.0.5:4420
+  rimrock volume export model --host nqn.2014-08.org.nvmexpress:uuid:8b1e1c4a-1f5e-4d9a-9d0e-3a3a7a7d7b11")]
+    Export {
+        /// NAME, POOL/NAME or UUID
+        name: String,
+        /// Where to listen (default: `target.listen` of the configuration, 0.0.0.0:4420 without one)
+        #[arg(long, value_name = "ADDR:PORT")]
+        listen: Option<SocketAddr>,
+        /// NQN of the subsystem (default: derived from the pool's and the volume's name)
+        #[arg(long)]
+        nqn: Option<String>,
+        /// NQN of a host that may connect; may be repeated (default: any host)
+        #[arg(long = "host", value_name = "NQN")]
+        hosts: Vec<String>,
+    },
+    /// End an export; hosts that are connected lose the volume
+    #[command(after_help = "Example:\n  rimrock volume unexport model")]
+    Unexport {
+        /// NAME, POOL/NAME or UUID
+        name: String,
+    },
+}
+
+/// Help of both `rollback` commands.
+pub const ROLLBACK_HELP: &str =
+    "What the volume holds now is kept as a snapshot first, so that a rollback can
+itself be rolled back. Unmount the file system on the host before, and mount it again after.
+
+Examples:
+  rimrock volume rollback model step-1000
+  rimrock snapshot rollback model@step-1000 --keep model@bad-run
+  rimrock snapshot rollback model@step-1000 --discard";
+
+/// What becomes of what a rollback replaces.
+#[derive(Debug, clap::Args)]
+pub struct Keep {
+    /// Keep what is replaced under this name (default: VOLUME@before-rollback-N)
+    #[arg(long, value_name = "SNAPSHOT")]
+    keep: Option<String>,
+    /// Keep nothing of what is replaced
+    #[arg(long, conflicts_with = "keep")]
+    discard: bool,
+}
+
+/// Columns of a list of volumes.
+pub const LIST: &[Column] = &[
+    ("NAME", "name", Show::Plain),
+    ("POOL", "pool", Show::Plain),
+    ("SIZE", "size", Show::Bytes),
+    ("REFERENCED", "referenced", Show::Bytes),
+    ("WRITTEN", "written", Show::Bytes),
+    ("UNIQUE", "unique", Show::Bytes),
+    ("PARENT", "parent", Show::Plain),
+    ("EXPORTED AS", "exports", Show::Plain),
+];
+
+/// Lines of one volume or snapshot.
+pub const SHOW: &[Column] = &[
+    ("name", "name", Show::Plain),
+    ("pool", "pool", Show::Plain),
+    ("kind", "kind", Show::Plain),
+    ("uuid", "uuid", Show::Plain),
+    ("size", "size", Show::Bytes),
+    ("block size", "block_size", Show::Plain),
+    ("write cache", "write_cache", Show::Plain),
+    ("read-only", "read_only", Show::Plain),
+    ("referenced", "referenced", Show::Bytes),
+    ("written since parent", "written", Show::Bytes),
+    ("unique", "unique", Show::Bytes),
+    ("parent", "parent", Show::Plain),
+    ("children", "children", Show::Plain),
+    ("created", "created", Show::Time),
+    ("exported as", "exports", Show::Plain),
+];
+
+impl Volume {
+    /// Runs the command.
+    pub fn run(self, common: &Common) -> Result<(), Failure> {
+        let format = common.output;
+        match self {
+            Volume::Create { name, size, block_size, no_write_cache, uuid } => {
+                let (pool, name) = split(&name);
+                let arguments = Arguments::new()
+                    .maybe("pool", pool)
+                    .with("name", name)
+                    .with("size", size)
+                    .with("block_size", block_size.parse::<u64>().unwrap_or(4096))
+                    .with("write_cache", !no_write_cache)
+                    .maybe("uuid", uuid);
+                print_object(format, &call(common, "volume_create", arguments)?, SHOW);
+            }
+            Volume::List { pool } => {
+                print_list(format, &call(common, "volume_list", Arguments::new().maybe("pool", pool))?, LIST);
+            }
+            Volume::Show { name } => {
+                print_object(format, &call(common, "volume_get", Arguments::new().with("name", name))?, SHOW);
+            }
+            Volume::Delete { name } => {
+                let answer = call(common, "volume_delete", Arguments::new().with("name", name.as_str()))?;
+                print_done(format, &answer, &format!("volume {name} is deleted"));
+            }
+            Volume::Resize { name, size } => {
+                let arguments = Arguments::new().with("name", name).with("size", size);
+                print_object(format, &call(common, "volume_resize", arguments)?, SHOW);
+            }
+            Volume::Rename { name, new_name } => {
+                let arguments = Arguments::new().with("name", name).with("new_name", new_name);
+                print_object(format, &call(common, "volume_rename", arguments)?, SHOW);
+            }
+            Volume::Rollback { name, snapshot, keep } => rollback(common, Some(&name), &snapshot, keep)?,
+            Volume::Diff { from, to } => diff(common, &from, &to)?,
+            Volume::Export { name, listen, nqn, hosts } => {
+                let arguments = Arguments::new()
+                    .with("name", name)
+                    .maybe("listen", listen.map(|listen| listen.to_string()))
+                    .maybe("nqn", nqn)
+                    .maybe("hosts", (!hosts.is_empty()).then_some(hosts));
+                print_export(format, &call(common, "volume_export", arguments)?);
+            }
+            Volume::Unexport { name } => {
+                let answer = call(common, "volume_unexport", Arguments::new().with("name", name.as_str()))?;
+                print_done(format, &answer, &format!("{name} is no longer exported"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `POOL/NAME` in its parts.
+pub fn split(name: &str) -> (Option<&str>, &str) {
+    match name.split_once('/') {
+        Some((pool, name)) => (Some(pool), name),
+        None => (None, name),
+    }
+}
+
+/// Rolls back the volume, or the one the snapshot's name begins with.
+pub fn rollback(common: &Common, volume: Option<&str>, snapshot: &str, keep: Keep) -> Result<(), Failure> {
+    let whole = match (volume, snapshot.contains('@')) {
+        (Some(volume), false) => format!("{volume}@{snapshot}"),
+        _ => snapshot.to_owned(),
+    };
+    let volume = match (volume, whole.rsplit_once('@')) {
+        (Some(volume), _) => volume.to_owned(),
+        (None, Some((volume, _))) => volume.to_owned(),
+        (None, None) => {
+            return Err(Failure::usage(format!("{snapshot:?} does not say which volume to roll back"))
+                .hint("write VOLUME@SNAPSHOT, or use `rimrock volume rollback VOLUME SNAPSHOT`"));
+        }
+    };
+    let arguments = Arguments::new()
+        .with("name", volume)
+        .with("snapshot", whole)
+        .maybe("keep", keep.keep)
+        .flag("discard", keep.discard);
+    let answer = call(common, "volume_rollback", arguments)?;
+    let kept = match answer["kept"].as_str() {
+        Some(kept) => format!("what it held is kept as {kept}"),
+        None => "what it held is gone".to_owned(),
+    };
+    let (name, snapshot) =
+        (answer["name"].as_str().unwrap_or("?"), answer["snapshot"].as_str().unwrap_or("?"));
+    print_done(common.output, &answer, &format!("{name} is what {snapshot} was; {kept}"));
+    Ok(())
+}
+
+/// Prints what differs.
+pub fn diff(common: &Common, from: &str, to: &str) -> Result<(), Failure> {
+    let answer = call(common, "snapshot_diff", Arguments::new().with("from", from).with("to", to))?;
+    print_list(
+        common.output,
+        if common.output == Format::Json { &answer } else { &answer["ranges"] },
+        &[("OFFSET", "offset", Show::Plain), ("LENGTH", "length", Show::Bytes), ("NOW", "kind", Show::Plain)],
+    );
+    if common.output == Format::Table {
+        let changed = answer["changed_bytes"].as_u64().unwrap_or(0);
+        let more = if answer["truncated"].as_bool() == Some(true) { "; the list is cut short" } else { "" };
+        let changed = if changed == 0 { "nothing".to_owned() } else { format_size(changed) };
+        print(&format!("{changed} differs{more}\n"));
+    }
+    Ok(())
+}
+
+fn print_export(format: Format, answer: &Value) {
+    if format == Format::Json {
+        return print_json(answer);
+    }
+    let mut text = format!(
+        "{} is namespace {} of {}\n",
+        answer["name"].as_str().unwrap_or("?"),
+        answer["nsid"],
+        answer["nqn"].as_str().unwrap_or("?"),
+    );
+    text.push_str("On the host:\n");
+    for line in answer["connect"].as_array().map_or(&[][..], Vec::as_slice) {
+        text.push_str(&format!("  {}\n", line.as_str().unwrap_or("?")));
+    }
+    print(&text);
+}

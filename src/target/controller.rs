@@ -1,0 +1,284 @@
+//! A controller: what one host holds on one subsystem, shared by the tasks of its queues.
+//!
+//! The admin queue's task owns everything that commands change (see [`super::admin`]); here is only what other threads need
+//! to see or to say: the I/O queues and how to close them, which namespaces have changed, and when a command was last seen.
+//!
+//! ```text
+//!   admin Connect ─▶ live ──(admin connection ends, keep alive runs out, host or subsystem removed)─▶ closing ─▶ gone
+//!                     │ I/O Connect adds a queue                             every queue is told to close
+//!                     └─ CC.EN 1→0, or shutdown: every I/O queue is told to close, RDY/SHST follow when the last is gone
+//! ```
+//!
+//! Its id is given out again only when the last of its queues, and with it the last command, is gone.
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use uuid::Uuid;
+
+use super::inbox::{CloseReason, Inbox, Message};
+use super::spec::{ControllerView, QueueView};
+use super::subsystem::Subsystem;
+use crate::nvme::nqn::Nqn;
+
+/// The changed namespaces that log page 04h can list; more are shown as FFFFFFFFh (Base 2.0, 5.16.1.5).
+pub const CHANGED_NAMESPACES_MAX: usize = 1024;
+
+/// Who a host says it is. Both parts are compared on every Connect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostIdentity {
+    pub nqn: Nqn,
+    pub id: [u8; 16],
+}
+
+/// Where a queue lives.
+#[derive(Debug, Clone)]
+pub struct QueueSeat {
+    pub inbox: Arc<Inbox>,
+    /// Entries.
+    pub depth: u32,
+    pub reactor: u16,
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+}
+
+pub struct Controller {
+    pub cntlid: u16,
+    pub subsystem: Arc<Subsystem>,
+    pub host: HostIdentity,
+    /// The listener that the admin connection came in by.
+    pub listener: SocketAddr,
+    admin: QueueSeat,
+    /// I/O queues granted; queue ids run from 1 to this.
+    io_queues_max: AtomicU16,
+    keep_alive_ms: AtomicU32,
+    /// CC.EN is set and CSTS.RDY with it: I/O queues may connect.
+    enabled: AtomicBool,
+    /// The host was told that there is a volatile write cache, so it flushes when it wants durability. A host that was
+    /// not told gets every write durable.
+    pub cache_reported: AtomicBool,
+    closing: AtomicBool,
+    /// When a command was last seen on any queue, milliseconds on the target's clock.
+    last_command_ms: AtomicU64,
+    io_queues: Mutex<BTreeMap<u16, IoQueue>>,
+    changes: Mutex<Changes>,
+}
+
+struct IoQueue {
+    seat: QueueSeat,
+    closing: bool,
+}
+
+#[derive(Default)]
+struct Changes {
+    namespaces: BTreeSet<u32>,
+    overflow: bool,
+    /// Something was added since the host was last told.
+    fresh: bool,
+}
+
+/// Why an I/O queue cannot join.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JoinError {
+    /// A queue with this id is there and alive.
+    Exists,
+    /// A queue with this id is there, but about to go.
+    Closing,
+    OutOfRange,
+    NotEnabled,
+    ControllerClosing,
+}
+
+impl Controller {
+    pub(super) fn new(
+        cntlid: u16,
+        subsystem: Arc<Subsystem>,
+        host: HostIdentity,
+        listener: SocketAddr,
+        admin: QueueSeat,
+        io_queues_max: u16,
+    ) -> Controller {
+        Controller {
+            cntlid,
+            subsystem,
+            host,
+            listener,
+            admin,
+            io_queues_max: AtomicU16::new(io_queues_max),
+            keep_alive_ms: AtomicU32::new(0),
+            enabled: AtomicBool::new(false),
+            cache_reported: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            last_command_ms: AtomicU64::new(0),
+            io_queues: Mutex::default(),
+            changes: Mutex::default(),
+        }
+    }
+
+    fn queues(&self) -> MutexGuard<'_, BTreeMap<u16, IoQueue>> {
+        self.io_queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn changes(&self) -> MutexGuard<'_, Changes> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // ---- for its queues --------------------------------------------------------------------------------------------
+
+    pub fn set_enabled(&self, enabled: bool) {
+        self.enabled.store(enabled, Ordering::Release);
+    }
+
+    pub fn io_queues_max(&self) -> u16 {
+        self.io_queues_max.load(Ordering::Relaxed)
+    }
+
+    pub fn set_io_queues_max(&self, count: u16) {
+        self.io_queues_max.store(count, Ordering::Relaxed);
+    }
+
+    pub fn set_keep_alive_ms(&self, ms: u32) {
+        self.keep_alive_ms.store(ms, Ordering::Relaxed);
+    }
+
+    /// A command was seen; any queue says so, at most once per turn.
+    pub fn saw_command(&self, now_ms: u64) {
+        self.last_command_ms.store(now_ms, Ordering::Relaxed);
+    }
+
+    pub fn last_command_ms(&self) -> u64 {
+        self.last_command_ms.load(Ordering::Relaxed)
+    }
+
+    pub fn join(&self, qid: u16, seat: QueueSeat) -> Result<(), JoinError> {
+        if qid == 0 || qid > self.io_queues_max() {
+            return Err(JoinError::OutOfRange);
+        }
+        let mut queues = self.queues();
+        // Under the lock that closing takes too, so that no queue joins behind its back.
+        if self.closing.load(Ordering::Relaxed) {
+            return Err(JoinError::ControllerClosing);
+        }
+        match queues.get(&qid) {
+            Some(queue) if queue.closing => return Err(JoinError::Closing),
+            Some(_) => return Err(JoinError::Exists),
+            None => {}
+        }
+        if !self.enabled.load(Ordering::Acquire) {
+            return Err(JoinError::NotEnabled);
+        }
+        queues.insert(qid, IoQueue { seat, closing: false });
+        Ok(())
+    }
+
+    /// The queue's connection has ended but commands are still running.
+    pub fn leaving(&self, qid: u16) {
+        if let Some(queue) = self.queues().get_mut(&qid) {
+            queue.closing = true;
+        }
+    }
+
+    /// The queue and its last command are gone.
+    pub fn left(&self, qid: u16) {
+        self.queues().remove(&qid);
+        self.admin.inbox.nudge();
+    }
+
+    pub fn io_queue_count(&self) -> usize {
+        self.queues().len()
+    }
+
+    /// The inbox of an I/O queue, for an abort.
+    pub fn io_queue_inbox(&self, qid: u16) -> Option<Arc<Inbox>> {
+        self.queues().get(&qid).map(|queue| Arc::clone(&queue.seat.inbox))
+    }
+
+    /// Tells every I/O queue to end.
+    pub fn close_io_queues(&self, reason: CloseReason) {
+        for queue in self.queues().values_mut() {
+            queue.closing = true;
+            queue.seat.inbox.post(Message::Close(reason));
+        }
+    }
+
+    /// No queue joins any more, and all there are end. The admin queue's task does this when its connection ends.
+    pub fn close_all(&self, reason: CloseReason) {
+        self.closing.store(true, Ordering::Relaxed);
+        self.close_io_queues(reason);
+    }
+
+    // ---- for everyone else -----------------------------------------------------------------------------------------
+
+    /// Cuts the association: the admin queue ends, and every other queue with it.
+    pub fn disconnect(&self, reason: CloseReason) {
+        self.close_all(reason);
+        self.admin.inbox.post(Message::Close(reason));
+    }
+
+    /// Makes the admin queue's task look at the discovery log.
+    pub fn nudge(&self) {
+        self.admin.inbox.nudge();
+    }
+
+    pub fn namespaces_changed(&self, nsids: &[u32]) {
+        let mut changes = self.changes();
+        for &nsid in nsids {
+            if changes.namespaces.len() < CHANGED_NAMESPACES_MAX || changes.namespaces.contains(&nsid) {
+                changes.namespaces.insert(nsid);
+            } else {
+                changes.overflow = true;
+            }
+        }
+        changes.fresh = true;
+        drop(changes);
+        self.admin.inbox.nudge();
+        for queue in self.queues().values() {
+            queue.seat.inbox.nudge();
+        }
+    }
+
+    /// Whether namespaces changed since this was last asked.
+    pub fn take_fresh_change(&self) -> bool {
+        std::mem::take(&mut self.changes().fresh)
+    }
+
+    /// The namespaces that changed, in rising order, `None` when there were too many to list. With `clear` they are
+    /// forgotten.
+    pub fn changed_namespaces(&self, clear: bool) -> Option<Vec<u32>> {
+        let mut changes = self.changes();
+        let list = (!changes.overflow).then(|| changes.namespaces.iter().copied().collect());
+        if clear {
+            *changes = Changes { fresh: changes.fresh, ..Changes::default() };
+        }
+        list
+    }
+
+    pub fn view(&self) -> ControllerView {
+        ControllerView {
+            cntlid: self.cntlid,
+            hostnqn: self.host.nqn.as_str().into(),
+            hostid: Uuid::from_bytes(self.host.id),
+            keep_alive_ms: self.keep_alive_ms.load(Ordering::Relaxed),
+            enabled: self.enabled.load(Ordering::Relaxed),
+            io_queues: self.io_queue_count(),
+        }
+    }
+
+    pub fn queue_views(&self) -> Vec<QueueView> {
+        let view = |qid: u16, seat: &QueueSeat| QueueView {
+            cntlid: self.cntlid,
+            qid,
+            hostnqn: self.host.nqn.as_str().into(),
+            depth: seat.depth,
+            reactor: seat.reactor,
+            local: seat.local,
+            peer: seat.peer,
+        };
+        let mut views = vec![view(0, &self.admin)];
+        views.extend(self.queues().iter().map(|(&qid, queue)| view(qid, &queue.seat)));
+        views
+    }
+}

@@ -1,0 +1,118 @@
+//! A listening socket: accepts connections on the first reactor and deals them over all.
+//!
+//! Several subsystems may listen on one address; the socket is shared and lives as long as one of them does. Which of them
+//! a host may use is decided by its Connect.
+#![forbid(unsafe_code)]
+
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use tracing::{debug, warn};
+
+use super::error::TargetError;
+use super::inbox::Inbox;
+use super::service::Shared;
+use super::session;
+use crate::reactor;
+
+/// Connections accepted before other tasks have their turn.
+const ACCEPT_BATCH: usize = 16;
+/// How long to leave a socket alone that cannot accept: no file descriptors, as a rule.
+const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+
+pub struct Listener {
+    /// As configured: it may be a wildcard.
+    pub addr: SocketAddr,
+    inbox: Inbox,
+    stop: AtomicBool,
+    stopped: AtomicBool,
+}
+
+impl Listener {
+    /// Binds and starts to accept. The caller is on the control thread.
+    pub(super) fn open(addr: SocketAddr, shared: &Arc<Shared>) -> Result<Arc<Listener>, TargetError> {
+        let reactor = shared.reactors.first().ok_or(TargetError::NoReactor)?;
+        let refused = |source| TargetError::Listen { addr, source };
+        let socket = TcpListener::bind(addr).map_err(refused)?;
+        socket.set_nonblocking(true).map_err(refused)?;
+        let listener = Arc::new(Listener {
+            addr,
+            inbox: Inbox::default(),
+            stop: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+        });
+        let (this, shared) = (Arc::clone(&listener), Arc::clone(shared));
+        reactor.spawn(move || accept_all(this, socket, shared));
+        Ok(listener)
+    }
+
+    /// Stops accepting; when this returns the address is free.
+    pub(super) async fn close(&self, shared: &Arc<Shared>) {
+        self.stop.store(true, Ordering::Release);
+        self.inbox.nudge();
+        let Some(reactor) = shared.reactors.first() else { return };
+        while !self.stopped.load(Ordering::Acquire) {
+            if reactor.call(|| reactor::sleep(Duration::from_micros(200))).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+async fn accept_all(listener: Arc<Listener>, socket: TcpListener, shared: Arc<Shared>) {
+    while !listener.stop.load(Ordering::Acquire) {
+        let mut accepted = 0;
+        let outcome = loop {
+            if accepted == ACCEPT_BATCH {
+                break Ok(());
+            }
+            match socket.accept() {
+                Ok((stream, peer)) => deal(&listener, &shared, stream, peer),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break wait(&listener, &socket).await,
+                // The host gave up before we got to it.
+                Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(e) => break Err(e),
+            }
+            accepted += 1;
+        };
+        if let Err(error) = outcome {
+            warn!(addr = %listener.addr, %error, "cannot accept connections for now");
+            reactor::sleep(ACCEPT_RETRY).await;
+        } else if accepted > 0 {
+            reactor::yield_now().await;
+        }
+    }
+    drop(socket);
+    listener.stopped.store(true, Ordering::Release);
+}
+
+/// Waits for a connection or for [`Listener::close`].
+async fn wait(listener: &Listener, socket: &TcpListener) -> io::Result<()> {
+    let mut readable = pin!(reactor::readable(socket.as_raw_fd()));
+    poll_fn(|cx| {
+        if !listener.inbox.park(cx.waker()) {
+            listener.inbox.take(&mut Vec::new());
+            return Poll::Ready(Ok(()));
+        }
+        readable.as_mut().poll(cx)
+    })
+    .await
+}
+
+fn deal(listener: &Arc<Listener>, shared: &Arc<Shared>, stream: TcpStream, peer: SocketAddr) {
+    if !shared.connection_opened() {
+        warn!(%peer, "connection refused: there are as many as max_connections allows");
+        return;
+    }
+    debug!(%peer, listener = %listener.addr, "connection accepted");
+    let (listener, shared) = (Arc::clone(listener), Arc::clone(shared));
+    let reactor = shared.next_reactor().clone();
+    reactor.spawn(move || session::serve(shared, listener, stream, peer));
+}

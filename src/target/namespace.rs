@@ -1,0 +1,287 @@
+//! Namespaces: what a host sees as a disk, and what stands behind it.
+//!
+//! A [`Namespace`] is immutable but for its size, so that any queue on any reactor may use it without a lock. A subsystem
+//! publishes its namespaces as one shared [`NamespaceMap`]; a change makes a new map and moves the subsystem's generation,
+//! and each queue takes the new map over between two turns. A namespace that was removed lives until the last command that
+//! uses it has ended, and not longer: whoever removed it waits for exactly that.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use uuid::Uuid;
+
+use super::error::TargetError;
+use super::spec::{NamespaceSpec, NamespaceView};
+use crate::device::{Device, IoError};
+use crate::memory::{DmaBuf, DmaSlice};
+
+/// The unit in which volumes keep their data, bytes.
+const VOLUME_BLOCK: u32 = 4096;
+
+/// What stands behind a namespace.
+#[derive(Clone)]
+pub enum Backend {
+    /// A whole device, with the device's own block size.
+    Device(Device),
+}
+
+impl Backend {
+    pub fn size(&self) -> u64 {
+        match self {
+            Backend::Device(device) => device.info().size,
+        }
+    }
+
+    pub fn uuid(&self) -> Uuid {
+        match self {
+            Backend::Device(device) => device.info().uuid,
+        }
+    }
+
+    /// The logical block size that suits the backend best.
+    pub fn native_block_size(&self) -> u32 {
+        match self {
+            Backend::Device(device) => device.info().block_size,
+        }
+    }
+
+    /// Acknowledged writes may be lost with the power until they are flushed.
+    pub fn has_write_cache(&self) -> bool {
+        match self {
+            Backend::Device(device) => device.info().write_cache,
+        }
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        match self {
+            Backend::Device(_) => false,
+        }
+    }
+
+    /// Space is taken as it is written and given back by deallocation.
+    pub fn is_thin(&self) -> bool {
+        match self {
+            Backend::Device(_) => false,
+        }
+    }
+
+    /// Bytes in use; for a thin backend less than its size.
+    pub fn allocated(&self) -> u64 {
+        match self {
+            Backend::Device(device) => device.info().size,
+        }
+    }
+
+    /// Aligned writes of this many bytes are not torn by a loss of power.
+    pub fn atomic_bytes(&self) -> u32 {
+        match self {
+            Backend::Device(device) => device.info().atomic_bytes,
+        }
+    }
+
+    /// Bytes in which writing and deallocating works best.
+    pub fn granularity(&self) -> u32 {
+        match self {
+            Backend::Device(device) => device.info().block_size.max(VOLUME_BLOCK),
+        }
+    }
+
+    /// Writes are done from memory of any alignment, at once: their data need not be moved out of the receive buffer.
+    pub fn takes_any_memory(&self) -> bool {
+        match self {
+            Backend::Device(device) => device.info().kind == crate::device::DeviceKind::Ram,
+        }
+    }
+
+    fn check_block_size(&self, block_size: u32) -> Result<(), TargetError> {
+        let refuse = |why: String| Err(TargetError::BlockSize { block_size, why });
+        if !matches!(block_size, 512 | 4096) {
+            return refuse("it must be 512 or 4096".into());
+        }
+        match self {
+            Backend::Device(device) if device.info().block_size != block_size => refuse(format!(
+                "device {} has blocks of {} bytes",
+                device.info().uri,
+                device.info().block_size
+            )),
+            Backend::Device(_) => Ok(()),
+        }
+    }
+
+    /// Reads `buf.len()` bytes.
+    pub async fn read(&self, offset: u64, buf: DmaBuf) -> (Result<(), IoError>, DmaBuf) {
+        match self {
+            Backend::Device(device) => device.read(offset, buf).await,
+        }
+    }
+
+    /// Writes `data`; with `fua` it is durable when this returns.
+    pub async fn write(&self, offset: u64, data: DmaSlice, fua: bool) -> Result<(), IoError> {
+        match self {
+            Backend::Device(device) => {
+                device.write(offset, data).await?;
+                if fua && device.info().write_cache { device.flush().await } else { Ok(()) }
+            }
+        }
+    }
+
+    pub async fn flush(&self) -> Result<(), IoError> {
+        match self {
+            Backend::Device(device) => device.flush().await,
+        }
+    }
+
+    pub async fn deallocate(&self, offset: u64, len: u64) -> Result<(), IoError> {
+        match self {
+            Backend::Device(device) => device.discard(offset, len).await,
+        }
+    }
+
+    /// Makes the range read as zeros. `deallocate` allows the space to be given back, `fua` asks for durability.
+    pub async fn write_zeroes(
+        &self,
+        offset: u64,
+        len: u64,
+        deallocate: bool,
+        fua: bool,
+    ) -> Result<(), IoError> {
+        match self {
+            Backend::Device(device) => {
+                // Discarded ranges of every kind of device read as zeros.
+                if deallocate {
+                    device.discard(offset, len).await?;
+                } else {
+                    device.write_zeroes(offset, len).await?;
+                }
+                if fua && device.info().write_cache { device.flush().await } else { Ok(()) }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Backend::Device(device) => device.fmt(f),
+        }
+    }
+}
+
+/// One namespace of a subsystem.
+pub struct Namespace {
+    pub nsid: u32,
+    pub bdev_name: String,
+    pub backend: Backend,
+    pub uuid: Uuid,
+    pub nguid: [u8; 16],
+    pub eui64: Option<[u8; 8]>,
+    /// Bytes of a logical block as a power of two: 9 or 12.
+    pub block_shift: u32,
+    pub read_only: bool,
+    /// Size in logical blocks; changes when the backend is resized.
+    blocks: AtomicU64,
+}
+
+impl Namespace {
+    /// Checks what `spec` says about the namespace itself; the subsystem checks NSID and identities.
+    pub(super) fn new(nsid: u32, spec: NamespaceSpec) -> Result<Namespace, TargetError> {
+        spec.backend.check_block_size(spec.block_size)?;
+        let size = spec.backend.size();
+        let blocks = size / u64::from(spec.block_size);
+        if blocks == 0 {
+            return Err(TargetError::Size { size, why: "it has not a single block".into() });
+        }
+        let uuid = spec.uuid.unwrap_or_else(|| spec.backend.uuid());
+        Ok(Namespace {
+            nsid,
+            bdev_name: spec.bdev_name,
+            uuid,
+            nguid: spec.nguid.unwrap_or_else(|| uuid.into_bytes()),
+            eui64: spec.eui64,
+            block_shift: spec.block_size.trailing_zeros(),
+            read_only: spec.read_only || spec.backend.is_read_only(),
+            blocks: AtomicU64::new(blocks),
+            backend: spec.backend,
+        })
+    }
+
+    pub fn block_size(&self) -> u32 {
+        1 << self.block_shift
+    }
+
+    /// Size in logical blocks.
+    pub fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// Takes the backend's size over; true if it has changed.
+    pub(super) fn resize(&self) -> bool {
+        let blocks = self.backend.size() >> self.block_shift;
+        self.blocks.swap(blocks, Ordering::Relaxed) != blocks
+    }
+
+    /// The bytes of `blocks` logical blocks from `slba`, if all of them exist. 64-bit sums: both are the host's.
+    pub fn byte_range(&self, slba: u64, blocks: u64) -> Option<(u64, u64)> {
+        let end = slba.checked_add(blocks)?;
+        (end <= self.blocks()).then(|| (slba << self.block_shift, blocks << self.block_shift))
+    }
+
+    pub(super) fn view(&self) -> NamespaceView {
+        NamespaceView {
+            nsid: self.nsid,
+            bdev_name: self.bdev_name.clone(),
+            uuid: self.uuid,
+            nguid: self.nguid,
+            eui64: self.eui64,
+            block_size: self.block_size(),
+            blocks: self.blocks(),
+            read_only: self.read_only,
+        }
+    }
+}
+
+/// The namespaces of a subsystem at one moment.
+#[derive(Clone, Default)]
+pub struct NamespaceMap {
+    /// By NSID - 1, no longer than the highest NSID in use.
+    slots: Vec<Option<Arc<Namespace>>>,
+}
+
+impl NamespaceMap {
+    pub fn get(&self, nsid: u32) -> Option<&Arc<Namespace>> {
+        self.slots.get(nsid.checked_sub(1)? as usize)?.as_ref()
+    }
+
+    /// In rising order of NSID.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Namespace>> {
+        self.slots.iter().flatten()
+    }
+
+    /// One past the highest NSID in use, less one: how many slots there are to look at.
+    pub fn highest_nsid(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// The lowest NSID that is free, which may be beyond what the subsystem allows.
+    pub(super) fn lowest_free(&self) -> u32 {
+        self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len()) as u32 + 1
+    }
+
+    pub(super) fn insert(&mut self, namespace: Arc<Namespace>) {
+        let index = namespace.nsid as usize - 1;
+        if self.slots.len() <= index {
+            self.slots.resize(index + 1, None);
+        }
+        self.slots[index] = Some(namespace);
+    }
+
+    pub(super) fn remove(&mut self, nsid: u32) -> Option<Arc<Namespace>> {
+        let removed = self.slots.get_mut(nsid.checked_sub(1)? as usize)?.take();
+        while self.slots.last().is_some_and(Option::is_none) {
+            self.slots.pop();
+        }
+        removed
+    }
+}

@@ -1,0 +1,353 @@
+//! [`Target`]: the target as its operator sees it, and what all connections share.
+//!
+//! Every call comes from the control thread. A call changes what is shared, tells the connections concerned, and, where it
+//! takes something away, waits until nothing uses it any more; that wait is bounded, because connections drop what will
+//! not end (see [`super::session`]).
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::controller::Controller;
+use super::error::TargetError;
+use super::inbox::CloseReason;
+use super::listener::Listener;
+use super::spec::{ControllerView, NamespaceSpec, QueueView, SubsystemSpec, SubsystemView, TransportOptions};
+use super::subsystem::Subsystem;
+use crate::nvme::nqn::Nqn;
+use crate::reactor::{self, ReactorHandle};
+
+/// How long a command may go on running after its queue was closed before it is dropped.
+pub(super) const DRAIN_LIMIT: Duration = Duration::from_secs(10);
+/// How long the operator's calls wait for what they took away to be unused; longer than [`DRAIN_LIMIT`].
+const RELEASE_LIMIT: Duration = Duration::from_secs(12);
+const RELEASE_POLL: Duration = Duration::from_millis(1);
+
+/// An NVMe/TCP target. Cheap to clone.
+#[derive(Clone)]
+pub struct Target {
+    shared: Arc<Shared>,
+}
+
+/// What every connection of a target can reach.
+pub struct Shared {
+    pub reactors: Vec<ReactorHandle>,
+    pub discovery: Arc<Subsystem>,
+    registry: Mutex<Registry>,
+    discovery_generation: AtomicU64,
+    connections: AtomicU32,
+    next_reactor: AtomicUsize,
+    epoch: Instant,
+}
+
+struct Registry {
+    options: Arc<TransportOptions>,
+    subsystems: BTreeMap<Nqn, Arc<Subsystem>>,
+    listeners: BTreeMap<SocketAddr, Arc<Listener>>,
+}
+
+impl Shared {
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn options(&self) -> Arc<TransportOptions> {
+        Arc::clone(&self.registry().options)
+    }
+
+    /// Milliseconds since the target was made.
+    pub fn now_ms(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.epoch).as_millis() as u64
+    }
+
+    /// The subsystem a host asks for by name, discovery included.
+    pub fn subsystem(&self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
+        if nqn.is_discovery() {
+            return Some(Arc::clone(&self.discovery));
+        }
+        self.registry().subsystems.get(nqn).cloned()
+    }
+
+    /// All subsystems but discovery, by NQN.
+    pub fn subsystems(&self) -> Vec<Arc<Subsystem>> {
+        self.registry().subsystems.values().cloned().collect()
+    }
+
+    /// GENCTR of the discovery log: moves with everything that can change an entry.
+    pub fn discovery_generation(&self) -> u64 {
+        self.discovery_generation.load(Ordering::Acquire)
+    }
+
+    fn discovery_changed(&self) {
+        self.discovery_generation.fetch_add(1, Ordering::AcqRel);
+        for controller in self.discovery.controllers() {
+            controller.nudge();
+        }
+    }
+
+    /// The reactor for the next connection.
+    pub fn next_reactor(&self) -> &ReactorHandle {
+        let turn = self.next_reactor.fetch_add(1, Ordering::Relaxed);
+        &self.reactors[turn % self.reactors.len()]
+    }
+
+    /// Counts a connection in, unless there are as many as the options allow.
+    pub fn connection_opened(&self) -> bool {
+        let max = self.registry().options.max_connections;
+        let counted = self.connections.fetch_add(1, Ordering::Relaxed) < max;
+        if !counted {
+            self.connections.fetch_sub(1, Ordering::Relaxed);
+        }
+        counted
+    }
+
+    pub fn connection_closed(&self) {
+        self.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Target {
+    /// A target whose connections live on `reactors`; it listens nowhere yet.
+    pub fn new(reactors: Vec<ReactorHandle>) -> Target {
+        Target {
+            shared: Arc::new(Shared {
+                reactors,
+                discovery: Arc::new(Subsystem::discovery()),
+                registry: Mutex::new(Registry {
+                    options: Arc::default(),
+                    subsystems: BTreeMap::new(),
+                    listeners: BTreeMap::new(),
+                }),
+                // Not 0, which hosts may take for "never filled".
+                discovery_generation: AtomicU64::new(1),
+                connections: AtomicU32::new(0),
+                next_reactor: AtomicUsize::new(0),
+                epoch: Instant::now(),
+            }),
+        }
+    }
+
+    /// The limits of connections made from now on.
+    pub fn transport(&self) -> TransportOptions {
+        TransportOptions::clone(&self.shared.options())
+    }
+
+    pub fn set_transport(&self, options: TransportOptions) -> Result<(), TargetError> {
+        options.check()?;
+        self.shared.registry().options = Arc::new(options);
+        Ok(())
+    }
+
+    /// TCP connections that are open now.
+    pub fn connection_count(&self) -> u32 {
+        self.shared.connections.load(Ordering::Relaxed)
+    }
+
+    // ---- subsystems ------------------------------------------------------------------------------------------------
+
+    pub fn create_subsystem(&self, spec: SubsystemSpec) -> Result<(), TargetError> {
+        let subsystem = Subsystem::new(spec)?;
+        let mut registry = self.shared.registry();
+        if registry.subsystems.contains_key(&subsystem.nqn) {
+            return Err(TargetError::SubsystemExists { nqn: subsystem.nqn.as_str().into() });
+        }
+        if let Some(other) = registry.subsystems.values().find(|s| s.serial_number == subsystem.serial_number)
+        {
+            return Err(TargetError::SerialInUse {
+                serial: subsystem.serial_number.clone(),
+                nqn: other.nqn.as_str().into(),
+            });
+        }
+        registry.subsystems.insert(subsystem.nqn.clone(), Arc::new(subsystem));
+        Ok(())
+    }
+
+    /// Deletes a subsystem. Its hosts are disconnected; those that come back are told not to retry. Returns when its last
+    /// command has ended.
+    pub async fn delete_subsystem(&self, nqn: &str) -> Result<(), TargetError> {
+        let subsystem = self.find(nqn)?;
+        for controller in subsystem.delete() {
+            controller.disconnect(CloseReason::Administrative);
+        }
+        let listeners = subsystem.listeners();
+        for addr in listeners {
+            subsystem.remove_listener(addr);
+            self.close_unused_listener(addr).await;
+        }
+        self.released(|| subsystem.controllers().is_empty()).await;
+        self.shared.registry().subsystems.remove(&subsystem.nqn);
+        self.shared.discovery_changed();
+        Ok(())
+    }
+
+    /// Discovery first, then by NQN.
+    pub fn subsystems(&self) -> Vec<SubsystemView> {
+        let mut views = vec![self.shared.discovery.view()];
+        views.extend(self.shared.subsystems().iter().map(|subsystem| subsystem.view()));
+        views
+    }
+
+    pub fn subsystem(&self, nqn: &str) -> Result<SubsystemView, TargetError> {
+        Ok(self.find(nqn)?.view())
+    }
+
+    pub fn controllers(&self, nqn: &str) -> Result<Vec<ControllerView>, TargetError> {
+        Ok(self.find(nqn)?.controllers().iter().map(|controller| controller.view()).collect())
+    }
+
+    /// The queues of all controllers, admin queues included.
+    pub fn queues(&self, nqn: &str) -> Result<Vec<QueueView>, TargetError> {
+        Ok(self.find(nqn)?.controllers().iter().flat_map(|controller| controller.queue_views()).collect())
+    }
+
+    // ---- namespaces ------------------------------------------------------------------------------------------------
+
+    /// Returns the NSID.
+    pub fn add_namespace(&self, nqn: &str, spec: NamespaceSpec) -> Result<u32, TargetError> {
+        self.find_nvme(nqn)?.add_namespace(spec)
+    }
+
+    /// Removes a namespace under whatever runs on it: commands that have started are completed, later ones find no
+    /// namespace. Returns when nothing of the target uses its backend any more.
+    pub async fn remove_namespace(&self, nqn: &str, nsid: u32) -> Result<(), TargetError> {
+        let removed = self.find_nvme(nqn)?.remove_namespace(nsid)?;
+        self.released(|| removed.strong_count() == 0).await;
+        Ok(())
+    }
+
+    /// The backend with this UUID has another size now: hosts are told. Returns how many namespaces it concerned.
+    pub fn namespace_resized(&self, uuid: Uuid) -> usize {
+        self.shared.subsystems().iter().map(|subsystem| subsystem.namespace_resized(uuid)).sum()
+    }
+
+    // ---- hosts -----------------------------------------------------------------------------------------------------
+
+    pub fn add_host(&self, nqn: &str, host: &str) -> Result<(), TargetError> {
+        self.find_nvme(nqn)?.add_host(parse(host)?)?;
+        self.shared.discovery_changed();
+        Ok(())
+    }
+
+    /// Takes a host off the list. Unless any host is allowed its controllers are cut at once; returns when they are gone.
+    pub async fn remove_host(&self, nqn: &str, host: &str) -> Result<(), TargetError> {
+        let cut = self.find_nvme(nqn)?.remove_host(&parse(host)?)?;
+        self.shared.discovery_changed();
+        self.disconnect(cut).await;
+        Ok(())
+    }
+
+    /// Switching it off cuts every host that is not in the list.
+    pub async fn allow_any_host(&self, nqn: &str, allow: bool) -> Result<(), TargetError> {
+        let cut = self.find_nvme(nqn)?.allow_any_host(allow);
+        self.shared.discovery_changed();
+        self.disconnect(cut).await;
+        Ok(())
+    }
+
+    // ---- listeners -------------------------------------------------------------------------------------------------
+
+    /// Makes the subsystem reachable at `addr`; a wildcard address means every address of this machine.
+    pub async fn add_listener(&self, nqn: &str, addr: SocketAddr) -> Result<(), TargetError> {
+        let subsystem = self.find(nqn)?;
+        if subsystem.listeners().contains(&addr) {
+            return Err(TargetError::ListenerExists { addr, nqn: nqn.into() });
+        }
+        {
+            let mut registry = self.shared.registry();
+            if let Entry::Vacant(vacant) = registry.listeners.entry(addr) {
+                vacant.insert(Listener::open(addr, &self.shared)?);
+            }
+        }
+        subsystem.add_listener(addr);
+        self.shared.discovery_changed();
+        Ok(())
+    }
+
+    /// The subsystem is not reached at `addr` any more: hosts that came in by it are disconnected.
+    pub async fn remove_listener(&self, nqn: &str, addr: SocketAddr) -> Result<(), TargetError> {
+        let cut = self
+            .find(nqn)?
+            .remove_listener(addr)
+            .ok_or_else(|| TargetError::NoListener { addr, nqn: nqn.into() })?;
+        self.shared.discovery_changed();
+        self.close_unused_listener(addr).await;
+        self.disconnect(cut).await;
+        Ok(())
+    }
+
+    /// Stops listening and disconnects every host. The target can be used again afterwards.
+    pub async fn shutdown(&self) {
+        let listeners = std::mem::take(&mut self.shared.registry().listeners);
+        for listener in listeners.values() {
+            listener.close(&self.shared).await;
+        }
+        let mut controllers = self.shared.discovery.controllers();
+        for subsystem in self.shared.subsystems() {
+            for addr in subsystem.listeners() {
+                subsystem.remove_listener(addr);
+            }
+            controllers.extend(subsystem.controllers());
+        }
+        self.disconnect(controllers).await;
+    }
+
+    // ---- helpers ---------------------------------------------------------------------------------------------------
+
+    fn find(&self, nqn: &str) -> Result<Arc<Subsystem>, TargetError> {
+        let missing = || TargetError::NoSubsystem { nqn: nqn.into() };
+        let nqn = Nqn::new(nqn).map_err(|_| missing())?;
+        self.shared.subsystem(&nqn).ok_or_else(missing)
+    }
+
+    fn find_nvme(&self, nqn: &str) -> Result<Arc<Subsystem>, TargetError> {
+        let subsystem = self.find(nqn)?;
+        if subsystem.is_discovery() { Err(TargetError::ReservedNqn) } else { Ok(subsystem) }
+    }
+
+    async fn close_unused_listener(&self, addr: SocketAddr) {
+        let closed = {
+            let mut registry = self.shared.registry();
+            let used = registry.subsystems.values().chain([&self.shared.discovery]);
+            if used.into_iter().any(|subsystem| subsystem.listeners().contains(&addr)) {
+                return;
+            }
+            registry.listeners.remove(&addr)
+        };
+        if let Some(listener) = closed {
+            listener.close(&self.shared).await;
+        }
+    }
+
+    async fn disconnect(&self, controllers: Vec<Arc<Controller>>) {
+        for controller in &controllers {
+            controller.disconnect(CloseReason::Administrative);
+        }
+        self.released(|| {
+            controllers
+                .iter()
+                .all(|c| c.subsystem.controller(c.cntlid).is_none_or(|now| !Arc::ptr_eq(&now, c)))
+        })
+        .await;
+    }
+
+    /// Waits until `done`, for [`RELEASE_LIMIT`] at most.
+    async fn released(&self, done: impl Fn() -> bool) {
+        let deadline = Instant::now() + RELEASE_LIMIT;
+        while !done() && Instant::now() < deadline {
+            // Slept on a reactor, so that the caller may run on any executor. A reactor that is gone has no connections.
+            if self.shared.next_reactor().call(|| reactor::sleep(RELEASE_POLL)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn parse(host: &str) -> Result<Nqn, TargetError> {
+    Nqn::new(host).map_err(|source| TargetError::Nqn { nqn: host.into(), source })
+}
