@@ -120,7 +120,15 @@ impl Pages {
             return;
         }
         self.make_room();
-        self.put(Frame { block, page, state: State::Clean, object, level, parent: Parent::Root(object), used: true });
+        self.put(Frame {
+            block,
+            page,
+            state: State::Clean,
+            object,
+            level,
+            parent: Parent::Root(object),
+            used: true,
+        });
     }
 
     /// Adds a new dirty page.
@@ -176,7 +184,9 @@ impl Pages {
             match parent {
                 Parent::Root(object) => set_root(object, block, crc),
                 Parent::Page(above, slot) => {
-                    let Some(above) = self.by_block.get(&above).map(|id| &mut self.frames[*id]) else { continue };
+                    let Some(above) = self.by_block.get(&above).map(|id| &mut self.frames[*id]) else {
+                        continue;
+                    };
                     let pointer = above.page.get(usize::from(slot));
                     if pointer.block() == block {
                         above.page.set(usize::from(slot), pointer.with_crc(crc));

@@ -144,7 +144,10 @@ impl Transaction {
     fn decode(pool: Uuid, area: &[u8]) -> Option<(Header, Transaction)> {
         let (header, _) = Header::read_from_prefix(area).ok()?;
         let bytes = header.bytes.get() as usize;
-        if header.magic != MAGIC || header.pool != *pool.as_bytes() || bytes < HEADER_BYTES || bytes > area.len()
+        if header.magic != MAGIC
+            || header.pool != *pool.as_bytes()
+            || bytes < HEADER_BYTES
+            || bytes > area.len()
         {
             return None;
         }
@@ -274,7 +277,8 @@ impl Catalog {
                         && expected.is_none_or(|sequence| header.sequence.get() == sequence)
                 })
             };
-            let mut found: Vec<_> = areas.iter().map(|area| Transaction::decode(self.pool, &area[at..])).collect();
+            let mut found: Vec<_> =
+                areas.iter().map(|area| Transaction::decode(self.pool, &area[at..])).collect();
             let good: Vec<bool> = found.iter().map(wanted).collect();
             let Some(copy) = good.iter().position(|ok| *ok) else { break };
             if let Some(bad) = good.iter().position(|ok| !ok) {
@@ -363,8 +367,9 @@ impl Catalog {
 
     /// Writes the whole map as the first transaction of `half`.
     async fn switch_half(&mut self, half: u64) -> Result<(), CatalogError> {
-        let whole =
-            Transaction { changes: self.map.iter().map(|(key, value)| (key.clone(), Some(value.clone()))).collect() };
+        let whole = Transaction {
+            changes: self.map.iter().map(|(key, value)| (key.clone(), Some(value.clone()))).collect(),
+        };
         let bytes = whole.encode(self.pool, self.generation + 1, self.sequence + 1, KIND_SNAPSHOT);
         let room = self.geometry.catalog_blocks as usize * BLOCK_BYTES;
         // A quarter is kept free so that a switch always makes room for more changes.

@@ -239,6 +239,8 @@ pub struct Journal {
     flushed: u64,
     full: VecDeque<Payload>,
     open: Payload,
+    /// The last batch on the device: the sequence after it, and the records up to its end.
+    written: (u64, u64),
     /// Records appended since the shard was opened.
     appended: u64,
     /// Of these, the first so many are durable.
@@ -267,6 +269,7 @@ impl Journal {
             flushed: next,
             full: VecDeque::new(),
             open: Payload::default(),
+            written: (next, 0),
             appended: 0,
             durable: 0,
         }
@@ -284,7 +287,13 @@ impl Journal {
 
     /// Blocks that can still be appended before a commit must free the ring.
     pub fn room(&self) -> u64 {
-        self.size - (self.next - self.tail) - self.full.len() as u64 - 1
+        (self.size + self.tail).saturating_sub(self.next + self.full.len() as u64 + 1)
+    }
+
+    /// The next block gets `sequence`, or a later one.
+    pub fn skip_to(&mut self, sequence: u64) {
+        self.next = self.next.max(sequence);
+        self.written.0 = self.written.0.max(sequence);
     }
 
     /// Blocks of the ring.
@@ -307,11 +316,6 @@ impl Journal {
         self.durable
     }
 
-    /// Where a sequence lies in the ring.
-    pub fn place(&self, sequence: u64) -> u64 {
-        sequence % self.size
-    }
-
     /// Hands out all pending records as blocks to write.
     pub fn take_batch(&mut self) -> Option<Batch> {
         if self.open.records > 0 {
@@ -327,11 +331,15 @@ impl Journal {
         (!bytes.is_empty()).then_some(Batch { first, bytes, covers: self.appended })
     }
 
-    /// Sequence that the next block will get, and records appended: what [`mark_durable`](Journal::mark_durable)
-    /// takes once a flush that starts now has ended.
+    /// A batch is on the device, though not flushed.
+    pub fn batch_written(&mut self, batch: &Batch) {
+        let next = batch.first + (batch.bytes.len() / BLOCK_BYTES) as u64;
+        self.written = (self.written.0.max(next), self.written.1.max(batch.covers));
+    }
+
+    /// What [`mark_durable`](Journal::mark_durable) takes once a device flush that starts now has completed.
     pub fn mark(&self) -> (u64, u64) {
-        let pending = self.is_pending();
-        (self.next, if pending { self.durable } else { self.appended })
+        self.written
     }
 
     /// A device flush that began when [`mark`](Journal::mark) gave these numbers has completed.
@@ -361,7 +369,13 @@ mod tests {
 
     fn records() -> Vec<Record> {
         vec![
-            Record::Map { node: NodeId(7), slot: 300, block: Block::new(2, 99), birth: 5, crcs: (0..200).collect() },
+            Record::Map {
+                node: NodeId(7),
+                slot: 300,
+                block: Block::new(2, 99),
+                birth: 5,
+                crcs: (0..200).collect(),
+            },
             Record::Unmap { node: NodeId(7), slot: 256, count: 256, birth: 5 },
             Record::Seal { node: NodeId(7), successor: NodeId(9), epoch: 6 },
         ]
@@ -391,13 +405,15 @@ mod tests {
     #[test]
     fn ring_room_returns_with_commits_only() {
         let mut journal = Journal::new(Uuid::nil(), 0, 8, 0);
-        let big = Record::Map { node: NodeId(1), slot: 0, block: Block::new(0, 9), birth: 1, crcs: vec![0; 256] };
+        let big =
+            Record::Map { node: NodeId(1), slot: 0, block: Block::new(0, 9), birth: 1, crcs: vec![0; 256] };
         for _ in 0..3 {
             for _ in 0..3 {
                 journal.append(&big);
             }
-            let mark = journal.take_batch().map(|_| journal.mark()).unwrap();
-            journal.mark_durable(mark);
+            let batch = journal.take_batch().unwrap();
+            journal.batch_written(&batch);
+            journal.mark_durable(journal.mark());
         }
         assert_eq!(journal.room(), 8 - 3 - 1);
         assert_eq!(journal.durable(), 9);

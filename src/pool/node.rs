@@ -101,11 +101,6 @@ impl Nodes {
         self.lineage.contains_key(&node)
     }
 
-    /// The lineage of a node.
-    pub fn lineage(&self, node: NodeId) -> Option<Lineage> {
-        self.lineage.get(&node).copied()
-    }
-
     /// The nodes known, in order.
     pub fn iter(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.lineage.keys().copied()
@@ -168,6 +163,11 @@ impl Nodes {
     /// Blocks of data that the tree of `node` names.
     pub fn referenced(&mut self, node: NodeId) -> u64 {
         self.owner(node).map_or(0, |owner| self.slot(owner).referenced)
+    }
+
+    /// Marks the record block of `node` as changed.
+    pub fn touch(&mut self, node: NodeId) {
+        self.dirty.insert(node.0 / SLOTS_PER_BLOCK);
     }
 
     /// Adds to the counts of a node that has a root of its own.
@@ -260,10 +260,8 @@ impl Nodes {
                 (false, _) => Root::Own(root),
             };
             let id = NodeId(index * SLOTS_PER_BLOCK + i as u32);
-            self.slots.insert(
-                id,
-                Slot { root, referenced: slot.referenced.get(), written: slot.written.get() },
-            );
+            self.slots
+                .insert(id, Slot { root, referenced: slot.referenced.get(), written: slot.written.get() });
         }
         true
     }

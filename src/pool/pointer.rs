@@ -18,7 +18,7 @@
 use std::fmt;
 
 use zerocopy::little_endian::U128;
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bytes of a block: the unit of allocation, of checksums and of the page tree.
 pub const BLOCK_BYTES: usize = 4096;
@@ -178,7 +178,7 @@ const _: () = assert!(size_of::<Page>() == BLOCK_BYTES);
 impl Page {
     /// A page of holes.
     pub fn empty() -> Box<Page> {
-        Page::new_box_zeroed().expect("a page is 4 KiB")
+        Box::new(Page { slots: [U128::ZERO; FANOUT] })
     }
 
     /// A copy of 4096 stored bytes; `None` when the length is wrong or a pointer carries flags this format

@@ -164,7 +164,9 @@ impl Space {
         if raw.blocks.get() != self.geometry.region_blocks {
             return Err("a region record has another region size");
         }
-        let Some(region) = self.regions.get_mut(&id) else { return Err("a region record without its region") };
+        let Some(region) = self.regions.get_mut(&id) else {
+            return Err("a region record without its region");
+        };
         let kind = region.kind;
         for (word, bytes) in region.used.iter_mut().zip(raw.bits.chunks_exact(8)) {
             *word = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
@@ -231,7 +233,8 @@ impl Space {
         }
         let blocks = self.geometry.region_blocks;
         let (start, offset) = pool.cursor.unwrap_or((RegionId(0), 0));
-        let matches = |region: &Region| (region.kind == RegionKind::Data) == (what == Use::Data) && region.free > 0;
+        let matches =
+            |region: &Region| (region.kind == RegionKind::Data) == (what == Use::Data) && region.free > 0;
         let after = self.regions.range(start..).chain(self.regions.range(..start));
         let id = after.filter(|(_, region)| matches(region)).map(|(id, _)| *id).next()?;
         let from = if id == start { offset } else { 0 };
@@ -244,7 +247,8 @@ impl Space {
         region.free -= count;
         let first = region.first.add(u64::from(at));
         let kind = region.kind;
-        let next = if region.free == 0 || at + count == blocks { (RegionId(id.0 + 1), 0) } else { (id, at + count) };
+        let next =
+            if region.free == 0 || at + count == blocks { (RegionId(id.0 + 1), 0) } else { (id, at + count) };
         let pool = self.pool_mut(kind);
         pool.free -= u64::from(count);
         pool.held += u64::from(count);
@@ -377,6 +381,7 @@ impl Space {
     }
 
     /// Whether `block` is marked as used.
+    #[cfg(test)]
     pub fn is_used(&self, block: Block) -> bool {
         self.geometry.region_of(block).is_some_and(|(index, offset)| {
             self.regions
@@ -397,6 +402,20 @@ impl Space {
     /// The regions owned.
     pub fn regions(&self) -> impl Iterator<Item = (RegionId, RegionKind)> + '_ {
         self.regions.iter().map(|(id, region)| (*id, region.kind))
+    }
+
+    /// Changed regions, metadata regions, and leaf pages of a tree with one slot for each region.
+    pub fn shape(&self) -> (u64, u64, u64) {
+        let metadata = self.regions.values().filter(|region| region.kind != RegionKind::Data).count();
+        let mut leaves = 0;
+        let mut last = None;
+        for id in self.regions.keys() {
+            if last != Some(id.0 >> 8) {
+                leaves += 1;
+                last = Some(id.0 >> 8);
+            }
+        }
+        (self.dirty.len() as u64, metadata as u64, leaves)
     }
 
     /// Blocks that can be allocated now.
