@@ -10,13 +10,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rimrock::host::blocking::{self, BlockingController, Pdu, RawAssociation, RawConnection, now};
-use rimrock::host::{ControllerOptions, Data, HostError, Namespace};
+use rimrock::host::{self, ControllerOptions, Data, HostError, Namespace};
+use rimrock::memory::{DmaBuf, DmaSlice};
 use rimrock::nvme::base::{SglDescriptor, admin, nvm};
 use rimrock::nvme::command::ReadWrite;
 use rimrock::nvme::features::{AsyncEvent, AsyncEventConfiguration, fid};
 use rimrock::nvme::log::{DiscoveryLogEntry, lid};
 use rimrock::nvme::tcp::{Digests, Fes, R2t};
 use rimrock::nvme::{Sqe, Status, nqn};
+use rimrock::reactor::{self, ReactorConfig, Reactors};
 use serde_json::{Value, json};
 use zerocopy::IntoBytes;
 
@@ -144,6 +146,7 @@ fn the_host_works_with_spdk() {
     speaks_raw(spdk.addr);
     hears_of_new_namespaces(&mut spdk);
     discovers(spdk.addr);
+    works_on_a_reactor(spdk.addr);
 }
 
 fn identifies_and_reads_logs(addr: SocketAddr) {
@@ -296,4 +299,34 @@ fn discovers(addr: SocketAddr) {
         entries.iter().find(|e| nqn::text_of_field(&e.subnqn) == Ok(NQN)).expect("the subsystem is listed");
     assert_eq!(DiscoveryLogEntry::text(&nvm_entry.traddr), "127.0.0.1");
     assert_eq!(DiscoveryLogEntry::text(&nvm_entry.trsvcid), addr.port().to_string());
+}
+
+fn works_on_a_reactor(addr: SocketAddr) {
+    let config = ReactorConfig { cores: vec![1], ..ReactorConfig::default() };
+    let Ok(reactors) = Reactors::start(config) else {
+        println!("SKIPPED on a reactor: this machine has no second core");
+        return;
+    };
+    let work = move || async move {
+        let options = ControllerOptions { queues: 2, kato_ms: 1000, digests: Digests(2), ..options() };
+        let ctrl = host::connect(addr, NQN, &options, Duration::from_secs(10)).await.unwrap();
+        let ns = ctrl.namespace(1).await.unwrap();
+        let len = ctrl.transfer_bytes_max();
+        let started = reactor::now();
+        let mut round = 0;
+        // Longer than the Keep Alive Timeout: the controller would be gone.
+        while reactor::now() - started < Duration::from_millis(1500) {
+            round += 1;
+            let data = DmaSlice::copy_of(&pattern(len, round));
+            ctrl.write(&ns, 0, data.clone(), false).await.unwrap();
+            let (result, back) = ctrl.read(&ns, 0, DmaBuf::zeroed(len)).await;
+            result.unwrap();
+            assert!(*back == *data, "round {round}");
+            reactor::sleep(Duration::from_millis(50)).await;
+        }
+        ctrl.flush(&ns).await.unwrap();
+        ctrl.shutdown().await.unwrap();
+    };
+    reactor::block_on(reactors.handles()[0].call(work)).unwrap();
+    reactors.shutdown();
 }

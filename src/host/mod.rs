@@ -2,6 +2,7 @@
 //!
 //! - [`connection`]: one connection as a machine without I/O; everything a target sends is judged there.
 //! - [`controller`]: an admin queue and I/O queues, the handshakes and the commands, over any [`CommandQueue`].
+//! - [`queue`]: that on a reactor; [`connect`] gives an [`Initiator`].
 //! - [`blocking`]: the machine on a blocking socket, and raw PDUs, for tests and small tools.
 //!
 //! What survives a crash: nothing. An initiator has no state that outlives its connections.
@@ -12,6 +13,7 @@ pub mod connection;
 pub mod controller;
 mod error;
 pub mod namespace;
+pub mod queue;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -22,6 +24,7 @@ pub use connection::{Completion, Connection, ConnectionOptions, Data, Granted, P
 pub use controller::{Controller, ControllerOptions};
 pub use error::HostError;
 pub use namespace::Namespace;
+pub use queue::{Initiator, Queue, connect};
 
 use crate::nvme::{Cqe, Sqe};
 

@@ -103,8 +103,11 @@ class Rimrock:
             raise Failure(f"rimrock {' '.join(arguments)} ended with {result.returncode}: {result.stderr.strip()}")
         return json.loads(result.stdout) if result.stdout.strip() else None
 
-    def create_volume(self, name, gib):
-        self.command("volume", "create", name, f"{gib}GiB")
+    def create_volume(self, name, gib, block_size=4096):
+        self.command("volume", "create", name, f"{gib}GiB", "--block-size", str(block_size))
+
+    def resize(self, volume, gib):
+        self.command("volume", "resize", volume, f"{gib}GiB")
 
     def export(self, name, nqn, read_only=False):
         """Export a node as the next namespace of subsystem `nqn` on our port; returns the namespace's UUID."""
