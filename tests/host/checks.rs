@@ -58,7 +58,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
 }
 
 fn identifies_and_reads_logs(addr: SocketAddr) {
-    let (ctrl, ns) = connect(addr, &ControllerOptions { queues: 2, kato_ms: 10_000, ..options() });
+    let (mut ctrl, ns) = connect(addr, &ControllerOptions { queues: 2, kato_ms: 10_000, ..options() });
     assert_eq!(ctrl.queue_count(), 2);
     assert_eq!(nqn::text_of_field(&ctrl.identify().subnqn), Ok(NQN));
     assert!(ctrl.identify().in_capsule_bytes() >= 4096);
@@ -219,7 +219,7 @@ fn works_on_a_reactor(addr: SocketAddr) {
     };
     let work = move || async move {
         let options = ControllerOptions { queues: 2, kato_ms: 1000, digests: Digests(2), ..options() };
-        let ctrl = host::connect(addr, NQN, &options, Duration::from_secs(10)).await.unwrap();
+        let mut ctrl = host::connect(addr, NQN, &options, Duration::from_secs(10)).await.unwrap();
         let ns = ctrl.namespace(1).await.unwrap();
         let len = ctrl.transfer_bytes_max();
         let started = reactor::now();
