@@ -60,6 +60,9 @@ impl Quickstart {
             Failure::failed(format!("cannot create {}: {error}", self.dir.display()))
                 .hint("choose another place with --dir")
         })?;
+        // Devices are named by absolute paths; the socket keeps the short form, whose length is limited.
+        let dir = std::path::absolute(&self.dir)
+            .map_err(|error| Failure::failed(format!("cannot resolve {}: {error}", self.dir.display())))?;
         let mut config = Config::default();
         config.control.socket = common.socket.clone().unwrap_or_else(|| self.dir.join("rimrock.sock"));
         config.target.listen = self.listen;
@@ -71,10 +74,10 @@ impl Quickstart {
             .build()
             .map_err(|error| Failure::failed(format!("cannot start the control thread: {error}")))?;
         let local = tokio::task::LocalSet::new();
-        runtime.block_on(local.run_until(self.perform(config)))
+        runtime.block_on(local.run_until(self.perform(config, dir)))
     }
 
-    async fn perform(self, config: Config) -> Result<(), Failure> {
+    async fn perform(self, config: Config, dir: PathBuf) -> Result<(), Failure> {
         let socket = ControlSocket::bind(&config.control.socket).map_err(|error| {
             Failure::failed(error.to_string())
                 .hint("a quickstart may be running already; --dir starts another one elsewhere")
@@ -83,10 +86,11 @@ impl Quickstart {
         let daemon = Rc::new(daemon);
         let story = story::Story {
             socket: config.control.socket.clone(),
-            dir: self.dir.clone(),
+            dir,
             pool_bytes: self.pool_size,
             all_bytes: self.size,
             listen: self.listen,
+            once: self.once,
         };
         let telling = tokio::task::spawn_blocking(move || story.tell());
         let serving = socket.serve(daemon.clone());

@@ -17,6 +17,7 @@ use crate::reactor::{PollMode, ReactorConfig, ReactorError, Reactors};
 use crate::target::{SubsystemSpec, Target};
 use std::cell::Cell;
 use std::net::SocketAddr;
+use std::time::Instant;
 
 /// Why a daemon did not start.
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +45,8 @@ pub struct Daemon {
     pub(super) transport_created: Cell<bool>,
     pub(super) pools: PoolManager,
     pub(super) devices: Devices,
-    // Last, so that it is dropped last: everything above holds handles to it.
+    pub(super) started: Instant,
+    /// Dropped last, since everything above holds handles to it.
     pub(super) reactors: Reactors,
 }
 
@@ -69,6 +71,7 @@ impl Daemon {
             transport_created: Cell::new(false),
             pools: PoolManager::new(reactors.handles().to_vec(), config.memory.page_cache),
             devices: Devices::default(),
+            started: Instant::now(),
             reactors,
         };
         match daemon.configure(config).await {

@@ -38,11 +38,6 @@ impl Link {
         Ok(Link { controller, namespace, chunk })
     }
 
-    /// Size of the namespace in bytes.
-    pub fn bytes(&self) -> u64 {
-        self.namespace.bytes()
-    }
-
     /// The first bytes.
     pub fn read_head(&self, len: u64) -> Result<Vec<u8>, Failure> {
         let (result, data) = blocking::now(self.controller.read(&self.namespace, 0, vec![0; len as usize]));

@@ -36,6 +36,8 @@ pub struct Story {
     pub all_bytes: u64,
     /// Where to listen.
     pub listen: SocketAddr,
+    /// Whether everything ends with the story.
+    pub once: bool,
 }
 
 /// Bytes and the time they took.
@@ -85,7 +87,9 @@ impl Story {
         print(&format!("\n{}\n", table(&lines)));
         self.report(&layout, &lines, rollback, cloning, &kept)?;
         print(&format!("Every byte was compared. {:.1} s in all.\n", started.elapsed().as_secs_f64()));
-        self.whats_next(&nqn, &read_only, good, &clone);
+        if !self.once {
+            self.whats_next(&nqn, &read_only, good, &clone);
+        }
         Ok(())
     }
 
@@ -151,7 +155,7 @@ impl Story {
             self.call("snapshot_delete", Arguments::new().with("name", name.as_str()))?;
         }
         if !gone.is_empty() {
-            print(&format!("  {} old snapshots are deleted\n", gone.len()));
+            print(&format!("  of earlier runs {} snapshot(s) are deleted\n", gone.len()));
         }
         Ok(())
     }
