@@ -150,6 +150,8 @@ impl Engine<'_> {
             queues: self.lanes.len(),
             queue_depth: self.queue_depth,
         };
+        // The I/O queues go first: a controller may wait for them to end.
+        self.lanes.clear();
         // A controller that does not answer the goodbye has still been measured.
         let _ = blocking::now(self.controller.shutdown());
         Ok(report)
