@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use rimrock::device::{Device, OpenOptions};
-use rimrock::reactor::{ReactorConfig, Reactors, block_on};
+use rimrock::reactor::{ReactorConfig, ReactorHandle, Reactors, block_on};
 use rimrock::target::{Backend, NamespaceSpec, SubsystemSpec, Target, TargetError};
 
 pub const SUBNQN: &str = "nqn.2024-01.io.rimrock:test";
@@ -24,7 +24,7 @@ pub struct Rig {
     pub addr: SocketAddr,
     pub device: Device,
     /// Last, so that everything else is gone when the reactors stop.
-    _reactors: Reactors,
+    reactors: Reactors,
 }
 
 impl Rig {
@@ -48,7 +48,11 @@ impl Rig {
         let namespace = NamespaceSpec::new(Backend::Device(device.clone()), "ram");
         assert_eq!(target.add_namespace(SUBNQN, namespace).unwrap(), 1);
         let addr = listen(&target, SUBNQN);
-        Rig { target, addr, device, _reactors: reactors }
+        Rig { target, addr, device, reactors }
+    }
+
+    pub fn reactors(&self) -> Vec<ReactorHandle> {
+        self.reactors.handles().to_vec()
     }
 
     /// A second host does I/O: the process is alive and others are not disturbed.

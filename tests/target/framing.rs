@@ -239,7 +239,8 @@ fn pdu_types_that_hosts_do_not_send_end_the_connection_in_every_state() {
 #[test]
 fn wrong_capsule_headers_end_the_connection() {
     let rig = Rig::start();
-    let cases: [(&str, u32, fn(&mut Vec<u8>)); 7] = [
+    type Change = fn(&mut Vec<u8>);
+    let cases: [(&str, u32, Change); 7] = [
         ("HLEN", 2, |pdu| pdu[2] = 71),
         ("PLEN below the header", 4, |pdu| pdu[4..8].copy_from_slice(&71u32.to_le_bytes())),
         ("PLEN of 4 GiB", 4, |pdu| pdu[4..8].copy_from_slice(&u32::MAX.to_le_bytes())),

@@ -8,3 +8,4 @@ mod discovery;
 mod framing;
 mod identify;
 mod io;
+mod volume;
