@@ -76,7 +76,8 @@ async fn serve(config: Config) -> Result<(), Failure> {
     // The socket first: it is the lock against a second daemon, and clients that are early wait in its backlog.
     let socket =
         ControlSocket::bind(&config.control.socket).map_err(|error| Failure::failed(error.to_string()))?;
-    let daemon = Rc::new(Daemon {});
+    let daemon = Daemon::start(&config).await.map_err(|error| Failure::failed(error.to_string()))?;
+    let daemon = Rc::new(daemon);
     tracing::info!(socket = %config.control.socket.display(), "ready");
     tokio::select! {
         () = socket.serve(daemon.clone()) => {}

@@ -8,14 +8,15 @@
 //! handler → bytes.
 #![forbid(unsafe_code)]
 
+mod daemon;
+mod devices;
 pub mod error;
 pub mod framing;
 pub mod jsonrpc;
-pub mod methods;
+mod methods;
 pub mod names;
 pub mod schema;
 pub mod server;
 pub mod table;
 
-/// What the methods work on.
-pub struct Daemon {}
+pub use daemon::{Daemon, StartError};

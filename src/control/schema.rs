@@ -19,6 +19,8 @@ use uuid::Uuid;
 pub enum Kind {
     /// `true` or `false`.
     Bool,
+    /// `false`: a switch of SPDK for something that is not here. Its clients send the default.
+    Off,
     /// A whole number.
     Unsigned {
         /// The least value taken.
@@ -195,6 +197,14 @@ fn check_value(kind: Kind, text: &str, field: &str) -> Result<Arg, RpcError> {
             "false" => Arg::Bool(false),
             _ => return Err(fault("must be true or false".to_owned())),
         },
+        Kind::Off => match text {
+            "false" => Arg::Bool(false),
+            "true" => return Err(fault("is not supported here".to_owned())),
+            _ => return Err(fault("must be false".to_owned())),
+        },
+        Kind::Unsigned { min: 0, max: 0 } if text != "0" => {
+            return Err(fault("must be 0; nothing else is supported here".to_owned()));
+        }
         Kind::Unsigned { min, max } => match text.parse::<u64>() {
             Ok(number) if (min..=max).contains(&number) => Arg::Unsigned(number),
             _ => return Err(fault(format!("must be a whole number from {min} to {max}"))),
@@ -344,6 +354,8 @@ impl Kind {
     pub fn describe(&self) -> String {
         match self {
             Kind::Bool => "boolean".to_owned(),
+            Kind::Off => "false".to_owned(),
+            Kind::Unsigned { min: 0, max: 0 } => "0".to_owned(),
             Kind::Unsigned { min: 0, max: u64::MAX } => "whole number".to_owned(),
             Kind::Unsigned { min, max: u64::MAX } => format!("whole number, at least {min}"),
             Kind::Unsigned { min, max } => format!("whole number, {min} to {max}"),

@@ -128,23 +128,9 @@ impl Connection {
         }
     }
 
-    /// The handshake is done.
-    pub fn is_ready(&self) -> bool {
-        self.phase == Phase::Ready
-    }
-
-    /// Nothing more will be read: the host broke the protocol, or said that we did.
-    pub fn is_ended(&self) -> bool {
-        self.phase == Phase::Ended
-    }
-
     /// What the host did wrong, if it did.
     pub fn violation(&self) -> Option<Violation> {
         self.violation
-    }
-
-    pub fn digests(&self) -> Digests {
-        self.digests
     }
 
     /// Sets how much data a command capsule may carry; Fabrics commands may always carry 8192 bytes.
@@ -169,6 +155,23 @@ impl Connection {
     /// Bytes of buffers that wait for data from the host.
     pub fn waiting_bytes(&self) -> usize {
         self.transfers.waiting_bytes()
+    }
+
+    /// Bytes that hosts were asked for and have not sent.
+    pub fn bytes_owed(&self) -> usize {
+        self.transfers.bytes_owed()
+    }
+
+    /// Whether the PDU that begins here is a command.
+    pub fn is_command(&self, input: &[u8]) -> bool {
+        self.payload.is_none() && input.first() == Some(&pdu::CAPSULE_CMD)
+    }
+
+    /// Reads no further, for a reason that is not the host's fault. What is queued may still be sent.
+    pub fn stop(&mut self) {
+        self.phase = Phase::Ended;
+        self.payload = None;
+        self.transfers.clear();
     }
 
     // ---- receiving -------------------------------------------------------------------------------------------------

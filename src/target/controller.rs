@@ -57,9 +57,11 @@ pub struct Controller {
     keep_alive_ms: AtomicU32,
     /// CC.EN is set and CSTS.RDY with it: I/O queues may connect.
     enabled: AtomicBool,
-    /// The host was told that there is a volatile write cache, so it flushes when it wants durability. A host that was
-    /// not told gets every write durable.
+    /// The host was told that there is a volatile write cache, so it flushes when it wants durability.
     pub cache_reported: AtomicBool,
+    /// The host has switched the cache off.
+    pub cache_off: AtomicBool,
+    traffic: TrafficCounters,
     closing: AtomicBool,
     /// When a command was last seen on any queue, milliseconds on the target's clock.
     last_command_ms: AtomicU64,
@@ -70,6 +72,25 @@ pub struct Controller {
 struct IoQueue {
     seat: QueueSeat,
     closing: bool,
+}
+
+/// What went through the queues of a controller, or of one queue since it last said so.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    pub reads: u64,
+    pub writes: u64,
+    pub bytes_read: u64,
+    pub bytes_written: u64,
+    pub media_errors: u64,
+}
+
+#[derive(Default)]
+struct TrafficCounters {
+    reads: AtomicU64,
+    writes: AtomicU64,
+    bytes_read: AtomicU64,
+    bytes_written: AtomicU64,
+    media_errors: AtomicU64,
 }
 
 #[derive(Default)]
@@ -111,6 +132,8 @@ impl Controller {
             keep_alive_ms: AtomicU32::new(0),
             enabled: AtomicBool::new(false),
             cache_reported: AtomicBool::new(false),
+            cache_off: AtomicBool::new(false),
+            traffic: TrafficCounters::default(),
             closing: AtomicBool::new(false),
             last_command_ms: AtomicU64::new(0),
             io_queues: Mutex::default(),
@@ -151,6 +174,36 @@ impl Controller {
 
     pub fn last_command_ms(&self) -> u64 {
         self.last_command_ms.load(Ordering::Relaxed)
+    }
+
+    /// Whether acknowledged writes must be durable: the host does not know of a cache, or does not want it.
+    pub fn writes_through(&self) -> bool {
+        !self.cache_reported.load(Ordering::Relaxed) || self.cache_off.load(Ordering::Relaxed)
+    }
+
+    /// Adds what a queue has done; called at most once per turn of it.
+    pub fn add_traffic(&self, traffic: &Traffic) {
+        let add = |counter: &AtomicU64, value| {
+            if value > 0 {
+                counter.fetch_add(value, Ordering::Relaxed);
+            }
+        };
+        add(&self.traffic.reads, traffic.reads);
+        add(&self.traffic.writes, traffic.writes);
+        add(&self.traffic.bytes_read, traffic.bytes_read);
+        add(&self.traffic.bytes_written, traffic.bytes_written);
+        add(&self.traffic.media_errors, traffic.media_errors);
+    }
+
+    pub fn traffic(&self) -> Traffic {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Traffic {
+            reads: get(&self.traffic.reads),
+            writes: get(&self.traffic.writes),
+            bytes_read: get(&self.traffic.bytes_read),
+            bytes_written: get(&self.traffic.bytes_written),
+            media_errors: get(&self.traffic.media_errors),
+        }
     }
 
     pub fn join(&self, qid: u16, seat: QueueSeat) -> Result<(), JoinError> {
@@ -251,7 +304,8 @@ impl Controller {
         let mut changes = self.changes();
         let list = (!changes.overflow).then(|| changes.namespaces.iter().copied().collect());
         if clear {
-            *changes = Changes { fresh: changes.fresh, ..Changes::default() };
+            // All of it was just read: nothing is left to tell the host about.
+            *changes = Changes::default();
         }
         list
     }

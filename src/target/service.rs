@@ -66,6 +66,11 @@ impl Shared {
         now.saturating_duration_since(self.epoch).as_millis() as u64
     }
 
+    /// The moment [`Shared::now_ms`] reaches `ms`.
+    pub fn instant_of(&self, ms: u64) -> Instant {
+        self.epoch + Duration::from_millis(ms)
+    }
+
     /// The subsystem a host asks for by name, discovery included.
     pub fn subsystem(&self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
         if nqn.is_discovery() {

@@ -75,6 +75,7 @@ pub struct Transfers {
     abandoned: VecDeque<u16>,
     waiting: usize,
     waiting_bytes: usize,
+    owed: usize,
 }
 
 impl Transfers {
@@ -86,6 +87,11 @@ impl Transfers {
     /// Bytes of buffers that wait for data.
     pub fn waiting_bytes(&self) -> usize {
         self.waiting_bytes
+    }
+
+    /// Bytes of them that are not here yet.
+    pub fn bytes_owed(&self) -> usize {
+        self.owed
     }
 
     /// Opens a transfer that fills `buf` and returns the tag for its R2T. `None` when [`WAITING_MAX`] are open: the
@@ -113,6 +119,7 @@ impl Transfers {
         entry.generation = entry.generation % GENERATION_MAX + 1;
         self.waiting += 1;
         self.waiting_bytes += buf.len();
+        self.owed += buf.len();
         entry.state = State::Waiting(Waiting { token, cid, buf, received: 0, intact: true });
         Ok(u16::from(entry.generation) << INDEX_BITS | index)
     }
@@ -160,7 +167,10 @@ impl Transfers {
     /// Takes note of `len` more bytes.
     pub fn received(&mut self, index: TransferIndex, len: usize) {
         match &mut self.entries[usize::from(index.0)].state {
-            State::Waiting(waiting) => waiting.received += len,
+            State::Waiting(waiting) => {
+                waiting.received += len;
+                self.owed -= len;
+            }
             State::Abandoned { received, .. } => *received += len,
             State::Free => {}
         }
@@ -221,6 +231,7 @@ impl Transfers {
         if let State::Waiting(waiting) = &entry.state {
             self.waiting -= 1;
             self.waiting_bytes -= waiting.buf.len();
+            self.owed -= waiting.buf.len() - waiting.received;
             entry.state =
                 State::Abandoned { cid: waiting.cid, received: waiting.received, len: waiting.buf.len() };
             self.abandoned.push_back(index as u16);

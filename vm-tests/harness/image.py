@@ -28,7 +28,7 @@ MODULES = ["virtio_pci", "virtio_rng", "virtio_console", "virtio_net", "9pnet_vi
 # Our own scripts of vm-tests/guest and their places in the image.
 SCRIPTS = {"init": "init", "agent": "agent", "find-namespace": "bin/find-namespace"}
 
-TOOLS = ["nvme", "mkfs.xfs", "xfs_repair", "mkfs.ext4", "e2fsck"]
+TOOLS = ["nvme", "blkdiscard", "mkfs.xfs", "xfs_repair", "mkfs.ext4", "e2fsck"]
 
 # What the host itself needs, and the package that brings it.
 HOST_TOOLS = {"qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "depmod": "kmod",

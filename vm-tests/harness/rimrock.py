@@ -21,6 +21,23 @@ STOP_LIMIT_S = 20
 ADDRESS = "127.0.0.1"
 POOL = "models"
 
+CONFIGURATION = """\
+[reactor]
+cores = [0]
+
+[control]
+socket = "{socket}"
+
+[[device]]
+name = "disk"
+uri = "uring:{pool_file}?size={gib}GiB"
+
+[[pool]]
+name = "{pool}"
+devices = ["disk"]
+create = true
+"""
+
 
 def binary():
     """The program under test: RIMROCK_BIN, or the release build."""
@@ -37,20 +54,23 @@ def free_port():
 
 
 class Rimrock:
-    """A daemon with one pool, a sparse file in `directory`. Use as a context manager."""
+    """A daemon with one pool of `gib` GiB, a sparse file in `home`. Use as a context manager."""
 
-    def __init__(self, directory, logs):
+    def __init__(self, home, gib):
         self.binary = binary()
-        self.pool_file = Path(directory) / "pool.img"
-        self.log = Path(logs) / "rimrock.log"
+        self.log = home / "rimrock.log"
+        # A socket's path must be short, so it does not lie with the rest.
         self.runtime = tempfile.mkdtemp(prefix="rimrock-vm-")
         self.socket = self.runtime + "/rimrock.sock"
         self.port = free_port()
         self.process = None
+        self.configuration = home / "rimrock.toml"
+        self.configuration.write_text(CONFIGURATION.format(
+            socket=self.socket, pool_file=home / "pool.img", gib=gib, pool=POOL))
 
     def start(self):
-        """Start the daemon and return when it answers."""
-        self.process = process.spawn([str(self.binary), "serve", "--socket", self.socket, "--cores", "0"], self.log)
+        """Start the daemon, at first or again, and return when it answers."""
+        self.process = process.spawn([self.binary, "serve", "--config", self.configuration], self.log)
         deadline = time.monotonic() + START_LIMIT_S
         while self._run("rpc", "spdk_get_version").returncode != 0:
             if self.process.poll() is not None:
@@ -83,22 +103,23 @@ class Rimrock:
             raise Failure(f"rimrock {' '.join(arguments)} ended with {result.returncode}: {result.stderr.strip()}")
         return json.loads(result.stdout) if result.stdout.strip() else None
 
-    def create_pool(self, gib):
-        self.command("pool", "create", POOL, f"uring:{self.pool_file}?size={gib}GiB")
+    def create_volume(self, name, gib, block_size=4096):
+        self.command("volume", "create", name, f"{gib}GiB", "--block-size", str(block_size))
 
-    def create_volume(self, name, gib):
-        self.command("volume", "create", name, "--size", f"{gib}GiB")
+    def resize(self, volume, gib):
+        self.command("volume", "resize", volume, f"{gib}GiB")
 
     def export(self, name, nqn, read_only=False):
-        """Export a node in subsystem `nqn` on our port; returns the namespace's UUID."""
+        """Export a node as the next namespace of subsystem `nqn` on our port; returns the namespace's UUID."""
         options = ["--read-only"] if read_only else []
-        return self.command("volume", "export", name, "--nqn", nqn, "--port", str(self.port), *options)["uuid"]
+        answer = self.command("volume", "export", name, "--nqn", nqn, "--listen", f"{ADDRESS}:{self.port}", *options)
+        return answer["uuid"]
 
     def snapshot(self, volume, name):
         self.command("snapshot", "create", f"{volume}@{name}")
 
     def rollback(self, volume, snapshot):
-        self.command("volume", "rollback", volume, f"{volume}@{snapshot}")
+        self.command("volume", "rollback", volume, snapshot)
 
     def clone(self, volume, snapshot, name):
         self.command("clone", "create", f"{volume}@{snapshot}", name)

@@ -13,8 +13,7 @@ def run(world):
     model.write_variant(world.share / "tuned", world.share / "base", "tuned", model.FINE_TUNED, model.SHARDS)
     model.write_variant(world.share / "bad", world.share / "tuned", "bad", model.RUINED, model.SHARDS[3:])
     (world.share / "bad/optimizer.bin").write_bytes(b"not part of a checkpoint\n")
-    with world.rimrock() as rimrock:
-        rimrock.create_pool(gib=16)
+    with world.rimrock(gib=16) as rimrock:
         with world.guest() as guest:
             for filesystem in ALL.values():
                 with world.step(filesystem.name):

@@ -1,6 +1,7 @@
 """kill -9 in the middle of a guest's writes: the guest goes on by itself and nothing it had fsynced is lost."""
 
 import random
+import time
 
 from harness.filesystem import ALL
 from harness.paths import check
@@ -28,8 +29,7 @@ done
 
 def run(world):
     chance = random.Random(world.seed)
-    with world.rimrock() as rimrock:
-        rimrock.create_pool(gib=8)
+    with world.rimrock(gib=8) as rimrock:
         with world.guest() as guest:
             for filesystem in ALL.values():
                 with world.step(filesystem.name):
@@ -58,6 +58,7 @@ def one_filesystem(world, rimrock, guest, filesystem, chance):
                 fsynced.pop(name, None)
                 events["begun"] += 1
                 if events["begun"] == strike:
+                    time.sleep(chance.uniform(0, 0.1))
                     rimrock.kill()
                     events["killed"] = True
                     rimrock.start()

@@ -20,8 +20,7 @@ def run(world):
         model.write_variant(directories[number], directories[number - 1], f"v{number + 1}", model.FINE_TUNED, shards)
         changed.append(shards)
 
-    with world.rimrock() as rimrock, world.guest() as guest:
-        rimrock.create_pool(gib=16)
+    with world.rimrock(gib=16) as rimrock, world.guest() as guest:
         empty = rimrock.allocated()
         rimrock.create_volume("encoder", gib=4)
         nqn = "nqn.2026-01.test.rimrock:versions"

@@ -1,0 +1,178 @@
+//! The open devices, by name.
+//!
+//! Owns which names are taken and who uses each device. A device opened here lives until it is deleted, or, when
+//! a pool command opened it by URI, until that pool is gone. Nothing of this survives the daemon: pools find
+//! their devices again by what the configuration file or the operator names.
+#![forbid(unsafe_code)]
+
+use super::error::RpcError;
+use crate::device::{Device, DeviceError, OpenOptions};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::rc::Rc;
+use uuid::Uuid;
+
+/// Which call opened a device; SPDK's clients see it as the product name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// `device_create` or the configuration file.
+    Named,
+    /// A pool command that named a URI; closed with the pool.
+    Pool,
+    /// `bdev_malloc_create`.
+    Malloc,
+    /// `bdev_aio_create` on that file.
+    Aio {
+        /// The file.
+        filename: String,
+        /// Whether writes are refused.
+        read_only: bool,
+        /// Whether the block size was given.
+        block_size_given: bool,
+    },
+    /// `bdev_uring_create` on that file.
+    Uring {
+        /// The file.
+        filename: String,
+    },
+}
+
+/// An open device and what is known about it here.
+pub struct OpenDevice {
+    /// Its name, unique among devices.
+    pub name: String,
+    /// The URI as it was given.
+    pub uri: String,
+    /// The handle.
+    pub device: Device,
+    /// Its UUID as clients see it.
+    pub uuid: Uuid,
+    /// Which call opened it.
+    pub origin: Origin,
+    /// The pool it is part of.
+    pub pool: RefCell<Option<String>>,
+}
+
+/// What is to be opened.
+pub struct Opening {
+    /// Its name; made from the URI when missing.
+    pub name: Option<String>,
+    /// What to open.
+    pub uri: String,
+    /// How.
+    pub options: OpenOptions,
+    /// The UUID to show; the device's own when missing.
+    pub uuid: Option<Uuid>,
+    /// On whose behalf.
+    pub origin: Origin,
+    /// The parameter that named the URI, for error answers.
+    pub field: &'static str,
+}
+
+/// All open devices.
+#[derive(Default)]
+pub struct Devices {
+    /// `None` while a device of that name is being opened.
+    by_name: RefCell<BTreeMap<String, Option<Rc<OpenDevice>>>>,
+}
+
+impl Devices {
+    /// Opens a device. Opening blocks (a file may be created), so it runs off the control thread.
+    pub async fn open(&self, opening: Opening) -> Result<Rc<OpenDevice>, RpcError> {
+        let Opening { name, uri, options, uuid, origin, field } = opening;
+        let name = match name {
+            Some(name) => name,
+            None => self.free_name(&uri),
+        };
+        if self.by_name.borrow().contains_key(&name) {
+            return Err(RpcError::refused(libc::EEXIST, format!("a device named {name} is open already")));
+        }
+        self.by_name.borrow_mut().insert(name.clone(), None);
+        let address = uri.clone();
+        let opened = tokio::task::spawn_blocking(move || Device::open(&address, options)).await;
+        let device = match opened {
+            Ok(Ok(device)) => device,
+            Ok(Err(error)) => {
+                self.by_name.borrow_mut().remove(&name);
+                return Err(open_error(field, &error));
+            }
+            Err(_) => {
+                self.by_name.borrow_mut().remove(&name);
+                return Err(RpcError::refused(libc::EIO, format!("opening {uri} was interrupted")));
+            }
+        };
+        let uuid = uuid.unwrap_or(device.info().uuid);
+        let open = OpenDevice { name: name.clone(), uri, device, uuid, origin, pool: RefCell::new(None) };
+        let open = Rc::new(open);
+        self.by_name.borrow_mut().insert(name, Some(open.clone()));
+        Ok(open)
+    }
+
+    /// The device of that name or UUID.
+    pub fn find(&self, name: &str) -> Option<Rc<OpenDevice>> {
+        let devices = self.by_name.borrow();
+        if let Some(found) = devices.get(name) {
+            return found.clone();
+        }
+        let uuid = Uuid::try_parse(name).ok()?;
+        devices.values().flatten().find(|device| device.uuid == uuid).cloned()
+    }
+
+    /// Every device, by name.
+    pub fn all(&self) -> Vec<Rc<OpenDevice>> {
+        self.by_name.borrow().values().flatten().cloned().collect()
+    }
+
+    /// The device with this handle's identity.
+    pub fn of(&self, device: &Device) -> Option<Rc<OpenDevice>> {
+        let uuid = device.info().uuid;
+        self.by_name.borrow().values().flatten().find(|open| open.device.info().uuid == uuid).cloned()
+    }
+
+    /// Forgets a device; it is closed once nobody uses its handle. The caller has made sure that it is free.
+    pub fn remove(&self, name: &str) {
+        self.by_name.borrow_mut().remove(name);
+    }
+
+    /// Marks the devices as parts of a pool, or of none. Those that a pool command opened go with their pool.
+    pub fn set_pool(&self, devices: &[Rc<OpenDevice>], pool: Option<&str>) {
+        for device in devices {
+            *device.pool.borrow_mut() = pool.map(str::to_owned);
+            if pool.is_none() && device.origin == Origin::Pool {
+                self.remove(&device.name);
+            }
+        }
+    }
+
+    /// The devices of a pool.
+    pub fn of_pool(&self, pool: &str) -> Vec<Rc<OpenDevice>> {
+        self.all().into_iter().filter(|device| device.pool.borrow().as_deref() == Some(pool)).collect()
+    }
+
+    /// A free name for a device that was given by URI: its file's name, or its kind.
+    fn free_name(&self, uri: &str) -> String {
+        let (kind, rest) = uri.split_once(':').unwrap_or(("device", uri));
+        let path = rest.split('?').next().unwrap_or_default();
+        let stem = match path.rsplit('/').next() {
+            Some(file) if path.contains('/') && super::names::name(file).is_ok() => file,
+            _ => kind,
+        };
+        let taken = self.by_name.borrow();
+        let numbered = |number: u32| if number == 0 { stem.to_owned() } else { format!("{stem}-{number}") };
+        (0..).map(numbered).find(|name| !taken.contains_key(name)).unwrap_or_default()
+    }
+}
+
+/// The error of an open: an errno where the system gave one, else the parameter is at fault.
+fn open_error(field: &'static str, error: &DeviceError) -> RpcError {
+    let mut source: Option<&dyn Error> = Some(error);
+    while let Some(cause) = source {
+        let io = cause.downcast_ref::<std::io::Error>();
+        if let Some(errno) = io.and_then(std::io::Error::raw_os_error) {
+            return RpcError::refused(errno, error.to_string()).with("field", field);
+        }
+        source = cause.source();
+    }
+    RpcError::field(field, error.to_string())
+}

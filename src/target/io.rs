@@ -1,0 +1,593 @@
+//! An I/O queue: NVM commands from the wire to jobs, and jobs' results back to the wire.
+//!
+//! ```text
+//!                 ┌──────────────▶ Waiting (memory, or room to send) ──┐
+//!  command ──▶ checks                                                  ▼
+//!                 ├─ Read ─────────── buffer ─────────────────────▶ Running ──▶ data (+ response)
+//!                 ├─ Write, data in the capsule ──────────────────▶ Running ──▶ response
+//!                 ├─ Write, data to come ─ buffer ─ R2T ─▶ Data ──▶ Running ──▶ response
+//!                 └─ Flush, Write Zeroes, Dataset Management ─────▶ Running ──▶ response
+//! ```
+//!
+//! Every range is checked before any data moves. Commands that find no buffer wait in order of arrival; there is no state
+//! in which a command holds one buffer and waits for another, so waiting ends whenever anything ends.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use zerocopy::FromBytes;
+
+use super::command_ids::CommandIds;
+use super::connection::Connection;
+use super::controller::{Controller, Traffic};
+use super::job::{Done, Job, NamespaceRef, Work};
+use super::spec::C2hSuccess;
+use super::transfer::Arrived;
+use crate::memory::{DmaBuf, DmaSlice};
+use crate::nvme::base::{Cqe, NSID_ALL, SglKind, Sqe, nvm};
+use crate::nvme::command::{DatasetManagement, DsmRange, ReadWrite};
+use crate::nvme::status::{Status, sct};
+
+/// Bytes of buffers one queue may hold for data that its host still has to send.
+const HOST_DATA_WINDOW: usize = 16 << 20;
+/// Bytes of reads that may be running or waiting to be sent before further reads wait.
+const READ_WINDOW: usize = 16 << 20;
+
+enum Slot {
+    Free,
+    /// For memory.
+    Waiting {
+        cid: u16,
+        namespace: NamespaceRef,
+        need: Need,
+    },
+    /// For data from the host.
+    Data {
+        cid: u16,
+        namespace: NamespaceRef,
+        then: AfterData,
+    },
+    Running {
+        cid: u16,
+        read_len: u32,
+    },
+}
+
+/// What a waiting command needs a buffer for.
+enum Need {
+    Read { offset: u64, len: u32 },
+    HostData { len: u32, then: AfterData },
+}
+
+enum AfterData {
+    Write { offset: u64, fua: bool },
+    Deallocate { ranges: u16 },
+}
+
+/// Data that came with the command.
+pub struct Inline<'a> {
+    pub chunk: &'a DmaSlice,
+    pub range: std::ops::Range<usize>,
+    pub intact: bool,
+}
+
+pub struct IoQueue {
+    pub controller: Arc<Controller>,
+    pub qid: u16,
+    depth: u32,
+    /// A read's data also completes it.
+    success: bool,
+    /// The host has switched SQ flow control off.
+    no_sqhd: bool,
+    sqhd: u32,
+    max_io_size: u32,
+    namespaces: Vec<Option<NamespaceRef>>,
+    generation: u64,
+    ids: CommandIds,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    waiting: VecDeque<u32>,
+    /// Bytes of reads that are running.
+    read_bytes: usize,
+    jobs: Vec<Job>,
+    /// What was done since the controller was last told.
+    traffic: Traffic,
+}
+
+impl IoQueue {
+    pub fn new(
+        controller: Arc<Controller>,
+        qid: u16,
+        depth: u32,
+        no_sqhd: bool,
+        success: C2hSuccess,
+        max_io_size: u32,
+    ) -> IoQueue {
+        let success = match success {
+            C2hSuccess::Off => false,
+            C2hSuccess::Auto => no_sqhd,
+            C2hSuccess::Always => true,
+        };
+        IoQueue {
+            controller,
+            qid,
+            depth,
+            success,
+            no_sqhd,
+            // Connect was the first command.
+            sqhd: 1 % depth,
+            max_io_size,
+            namespaces: Vec::new(),
+            generation: 0,
+            ids: CommandIds::default(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            waiting: VecDeque::new(),
+            read_bytes: 0,
+            jobs: Vec::new(),
+            traffic: Traffic::default(),
+        }
+    }
+
+    /// Takes over the subsystem's namespaces if they have changed. Commands that wait for one that is gone end here.
+    pub fn refresh_namespaces(&mut self, conn: &mut Connection) {
+        let subsystem = &self.controller.subsystem;
+        let generation = subsystem.generation();
+        if generation == self.generation {
+            return;
+        }
+        // Read before the map: a map that is newer than its generation is looked at once more.
+        self.generation = generation;
+        let map = subsystem.namespaces();
+        self.namespaces = (1..=map.highest_nsid())
+            .map(|nsid| map.get(nsid).map(|namespace| Rc::new(Arc::clone(namespace))))
+            .collect();
+        for slot in 0..self.slots.len() as u32 {
+            let (Slot::Waiting { namespace, .. } | Slot::Data { namespace, .. }) = &self.slots[slot as usize]
+            else {
+                continue;
+            };
+            if !map.get(namespace.nsid).is_some_and(|now| Arc::ptr_eq(now, namespace)) {
+                self.give_up(conn, slot, Status::INVALID_NAMESPACE.with_dnr());
+            }
+        }
+    }
+
+    /// Commands that have not been answered.
+    pub fn outstanding(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// No further command is taken until one has ended. A host may have more outstanding than the queue has entries, as
+    /// SQHD moves when a command is fetched and not when it ends, but not without limit.
+    pub fn is_full(&self) -> bool {
+        self.ids.len() >= 2 * self.depth as usize
+    }
+
+    /// Commands wait for memory or for room to send.
+    pub fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Tells the controller what was done since the last call.
+    pub fn publish_traffic(&mut self) {
+        if self.traffic != Traffic::default() {
+            self.controller.add_traffic(&std::mem::take(&mut self.traffic));
+        }
+    }
+
+    /// What is to be run, for the caller to take.
+    pub fn jobs(&mut self) -> &mut Vec<Job> {
+        &mut self.jobs
+    }
+
+    // ---- commands --------------------------------------------------------------------------------------------------
+
+    pub fn on_command(&mut self, conn: &mut Connection, sqe: &Sqe, inline: Inline<'_>) {
+        self.sqhd = if self.sqhd + 1 >= self.depth { 0 } else { self.sqhd + 1 };
+        let cid = sqe.cid.get();
+        if !self.ids.insert(cid) {
+            return self.answer(conn, cid, Status::COMMAND_ID_CONFLICT.with_dnr());
+        }
+        if let Err(status) = self.start(conn, sqe, cid, inline) {
+            self.end(conn, cid, status);
+        }
+    }
+
+    fn start(
+        &mut self,
+        conn: &mut Connection,
+        sqe: &Sqe,
+        cid: u16,
+        inline: Inline<'_>,
+    ) -> Result<(), Status> {
+        if sqe.command_flags().fuse() != 0 {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        if !inline.intact {
+            return Err(Status::TRANSIENT_TRANSPORT_ERROR);
+        }
+        match sqe.opcode {
+            nvm::READ => self.start_read(conn, sqe, cid),
+            nvm::WRITE => self.start_write(conn, sqe, cid, inline),
+            nvm::FLUSH => self.start_flush(sqe, cid),
+            nvm::WRITE_ZEROES => self.start_write_zeroes(sqe, cid),
+            nvm::DATASET_MANAGEMENT => self.start_dataset_management(conn, sqe, cid, inline),
+            _ => Err(Status::INVALID_OPCODE.with_dnr()),
+        }
+    }
+
+    fn start_read(&mut self, conn: &mut Connection, sqe: &Sqe, cid: u16) -> Result<(), Status> {
+        let command = ReadWrite::parse(sqe);
+        let namespace = self.namespace(command.nsid)?;
+        let (offset, len) = self.transfer_range(&namespace, &command)?;
+        match sqe.dptr.kind() {
+            SglKind::Transport if sqe.dptr.length.get() == len => {}
+            SglKind::Transport => return Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr()),
+            _ => return Err(Status::SGL_TYPE_INVALID.with_dnr()),
+        }
+        let need = Need::Read { offset, len };
+        self.start_with_buffer(conn, cid, namespace, need);
+        Ok(())
+    }
+
+    fn start_write(
+        &mut self,
+        conn: &mut Connection,
+        sqe: &Sqe,
+        cid: u16,
+        inline: Inline<'_>,
+    ) -> Result<(), Status> {
+        let command = ReadWrite::parse(sqe);
+        let namespace = self.namespace(command.nsid)?;
+        let (offset, len) = self.transfer_range(&namespace, &command)?;
+        if namespace.read_only {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
+        }
+        let fua = self.must_be_durable(&namespace, command.fua);
+        let then = AfterData::Write { offset, fua };
+        self.start_with_host_data(conn, sqe, cid, namespace, len..=len, inline, then)
+    }
+
+    fn start_flush(&mut self, sqe: &Sqe, cid: u16) -> Result<(), Status> {
+        let nsid = sqe.nsid.get();
+        let (namespace, others) = if nsid == NSID_ALL {
+            let mut all = self.namespaces.iter().flatten().cloned();
+            match all.next() {
+                Some(first) => (first, all.collect()),
+                None => return Err(Status::SUCCESS),
+            }
+        } else {
+            (self.namespace(nsid)?, Vec::new())
+        };
+        self.run(cid, namespace, Work::Flush { others }, 0);
+        Ok(())
+    }
+
+    fn start_write_zeroes(&mut self, sqe: &Sqe, cid: u16) -> Result<(), Status> {
+        let command = ReadWrite::parse(sqe);
+        let namespace = self.namespace(command.nsid)?;
+        let range = namespace.byte_range(command.slba, command.blocks.into());
+        let (offset, len) = range.ok_or(Status::LBA_OUT_OF_RANGE.with_dnr())?;
+        if namespace.read_only {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
+        }
+        let fua = self.must_be_durable(&namespace, command.fua);
+        self.run(cid, namespace, Work::WriteZeroes { offset, len, deallocate: command.deallocate, fua }, 0);
+        Ok(())
+    }
+
+    fn start_dataset_management(
+        &mut self,
+        conn: &mut Connection,
+        sqe: &Sqe,
+        cid: u16,
+        inline: Inline<'_>,
+    ) -> Result<(), Status> {
+        let command = DatasetManagement::parse(sqe);
+        let namespace = self.namespace(command.nsid)?;
+        // The other attributes are hints that change nothing here.
+        if !command.attributes.ad() {
+            return Err(Status::SUCCESS);
+        }
+        if namespace.read_only {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
+        }
+        // Some hosts always send a full list, whatever the number of ranges.
+        let range_len = size_of::<DsmRange>() as u32;
+        let lengths = u32::from(command.ranges) * range_len..=256 * range_len;
+        let then = AfterData::Deallocate { ranges: command.ranges };
+        self.start_with_host_data(conn, sqe, cid, namespace, lengths, inline, then)
+    }
+
+    fn namespace(&self, nsid: u32) -> Result<NamespaceRef, Status> {
+        let found = nsid.checked_sub(1).and_then(|index| self.namespaces.get(index as usize));
+        found.and_then(Option::as_ref).cloned().ok_or(Status::INVALID_NAMESPACE.with_dnr())
+    }
+
+    /// Offset and length in bytes of a read or write, if it is within the namespace and the transfer limit.
+    fn transfer_range(&self, namespace: &NamespaceRef, command: &ReadWrite) -> Result<(u64, u32), Status> {
+        let range = namespace.byte_range(command.slba, command.blocks.into());
+        let (offset, len) = range.ok_or(Status::LBA_OUT_OF_RANGE.with_dnr())?;
+        if len > u64::from(self.max_io_size) {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        Ok((offset, len as u32))
+    }
+
+    /// A host that was not told of a write cache does not flush: everything it writes must be durable at once.
+    fn must_be_durable(&self, namespace: &NamespaceRef, fua: bool) -> bool {
+        fua || (namespace.backend.has_write_cache() && self.controller.writes_through())
+    }
+
+    // ---- data and buffers ------------------------------------------------------------------------------------------
+
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the parts of one command, on their way to one of three places"
+    )]
+    fn start_with_host_data(
+        &mut self,
+        conn: &mut Connection,
+        sqe: &Sqe,
+        cid: u16,
+        namespace: NamespaceRef,
+        lengths: std::ops::RangeInclusive<u32>,
+        inline: Inline<'_>,
+        then: AfterData,
+    ) -> Result<(), Status> {
+        let len = sqe.dptr.length.get();
+        if !lengths.contains(&len) {
+            return Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr());
+        }
+        match sqe.dptr.kind() {
+            SglKind::Transport => {
+                self.start_with_buffer(conn, cid, namespace, Need::HostData { len, then });
+                Ok(())
+            }
+            SglKind::InCapsule if sqe.dptr.address.get() != 0 => Err(Status::SGL_OFFSET_INVALID.with_dnr()),
+            SglKind::InCapsule if inline.range.len() != len as usize => {
+                Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr())
+            }
+            SglKind::InCapsule => {
+                let data = match then {
+                    // Done with by the time the receive buffer is used again.
+                    AfterData::Write { .. } if namespace.backend.takes_any_memory() => {
+                        inline.chunk.slice(inline.range)
+                    }
+                    // At most the in-capsule size of each outstanding command.
+                    _ => DmaSlice::copy_of(&inline.chunk[inline.range]),
+                };
+                self.run_with_data(cid, namespace, then, data)
+            }
+            SglKind::Other(_) => Err(Status::SGL_TYPE_INVALID.with_dnr()),
+        }
+    }
+
+    fn start_with_buffer(&mut self, conn: &mut Connection, cid: u16, namespace: NamespaceRef, need: Need) {
+        let buf = if self.waiting.is_empty() { self.buffer(conn, &need) } else { None };
+        match buf {
+            Some(buf) => self.use_buffer(conn, None, cid, namespace, need, buf),
+            None => {
+                let slot = self.occupy(Slot::Waiting { cid, namespace, need });
+                self.waiting.push_back(slot);
+            }
+        }
+    }
+
+    /// A buffer, if there is memory and the command's window is open. A window is always open for the first.
+    fn buffer(&self, conn: &mut Connection, need: &Need) -> Option<DmaBuf> {
+        let (len, used, window) = match need {
+            Need::Read { len, .. } => (*len, self.read_bytes + conn.transmit().pending(), READ_WINDOW),
+            Need::HostData { len, .. } => (*len, conn.waiting_bytes(), HOST_DATA_WINDOW),
+        };
+        if used > 0 && used + len as usize > window {
+            return None;
+        }
+        DmaBuf::try_uninit(len as usize)
+    }
+
+    fn use_buffer(
+        &mut self,
+        conn: &mut Connection,
+        slot: Option<u32>,
+        cid: u16,
+        namespace: NamespaceRef,
+        need: Need,
+        buf: DmaBuf,
+    ) {
+        match need {
+            Need::Read { offset, len } => {
+                self.free_slot(slot);
+                self.run(cid, namespace, Work::Read { offset, buf }, len);
+            }
+            Need::HostData { len, then } => {
+                let slot = match slot {
+                    Some(slot) => {
+                        self.slots[slot as usize] = Slot::Data { cid, namespace, then };
+                        slot
+                    }
+                    None => self.occupy(Slot::Data { cid, namespace, then }),
+                };
+                if conn.request_data(slot, cid, buf).is_err()
+                    && let Slot::Data { cid, namespace, then } = self.take_slot(slot)
+                {
+                    // Every transfer tag is in use: wait for one like for memory.
+                    let need = Need::HostData { len, then };
+                    let slot = self.occupy(Slot::Waiting { cid, namespace, need });
+                    self.waiting.push_front(slot);
+                }
+            }
+        }
+    }
+
+    /// Starts commands that wait, in order, as far as there are buffers for them.
+    pub fn resume_waiting(&mut self, conn: &mut Connection) {
+        while let Some(&slot) = self.waiting.front() {
+            let Slot::Waiting { need, .. } = &self.slots[slot as usize] else {
+                self.waiting.pop_front();
+                continue;
+            };
+            let Some(buf) = self.buffer(conn, need) else { return };
+            self.waiting.pop_front();
+            let taken = std::mem::replace(&mut self.slots[slot as usize], Slot::Free);
+            if let Slot::Waiting { cid, namespace, need } = taken {
+                let tags_left = self.waiting.len();
+                self.use_buffer(conn, Some(slot), cid, namespace, need, buf);
+                if self.waiting.len() > tags_left {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// All data of a command is here.
+    pub fn on_data(&mut self, conn: &mut Connection, arrived: Arrived) {
+        let Slot::Data { cid, namespace, then } = self.take_slot(arrived.token) else { return };
+        let outcome = match arrived.intact {
+            true => self.run_with_data(cid, namespace, then, arrived.buf.freeze()),
+            false => Err(Status::TRANSIENT_TRANSPORT_ERROR),
+        };
+        if let Err(status) = outcome {
+            self.end(conn, cid, status);
+        }
+    }
+
+    fn run_with_data(
+        &mut self,
+        cid: u16,
+        namespace: NamespaceRef,
+        then: AfterData,
+        data: DmaSlice,
+    ) -> Result<(), Status> {
+        let work = match then {
+            AfterData::Write { offset, fua } => Work::Write { offset, data, fua },
+            AfterData::Deallocate { ranges } => {
+                // All ranges are checked before anything is deallocated.
+                let list = <[DsmRange]>::ref_from_prefix_with_elems(&data, ranges.into());
+                let (list, _) = list.map_err(|_| Status::DATA_SGL_LENGTH_INVALID.with_dnr())?;
+                let bytes = |range: &DsmRange| namespace.byte_range(range.slba.get(), range.nlb.get().into());
+                let ranges: Option<Box<[_]>> = list.iter().map(bytes).collect();
+                Work::Deallocate { ranges: ranges.ok_or(Status::LBA_OUT_OF_RANGE.with_dnr())? }
+            }
+        };
+        self.run(cid, namespace, work, 0);
+        Ok(())
+    }
+
+    // ---- the ends --------------------------------------------------------------------------------------------------
+
+    fn run(&mut self, cid: u16, namespace: NamespaceRef, work: Work, read_len: u32) {
+        self.read_bytes += read_len as usize;
+        match &work {
+            Work::Read { buf, .. } => {
+                self.traffic.reads += 1;
+                self.traffic.bytes_read += buf.len() as u64;
+            }
+            Work::Write { data, .. } => {
+                self.traffic.writes += 1;
+                self.traffic.bytes_written += data.len() as u64;
+            }
+            _ => {}
+        }
+        let slot = self.occupy(Slot::Running { cid, read_len });
+        self.jobs.push(Job { slot, namespace, work });
+    }
+
+    /// A job has ended.
+    pub fn on_done(&mut self, conn: &mut Connection, done: Done) {
+        let Slot::Running { cid, read_len } = self.take_slot(done.slot) else { return };
+        self.read_bytes -= read_len as usize;
+        if done.status.sct() == sct::MEDIA {
+            self.traffic.media_errors += 1;
+        }
+        if let Some(buf) = done.buf
+            && done.status.is_success()
+        {
+            conn.send_data(cid, buf.freeze(), self.success);
+            if self.success {
+                self.ids.remove(cid);
+                return;
+            }
+        }
+        self.end(conn, cid, done.status);
+    }
+
+    /// Aborts a command that has not started. False if it has, or is not there.
+    pub fn abort(&mut self, conn: &mut Connection, cid: u16) -> bool {
+        let found = self.slots.iter().position(
+            |slot| matches!(slot, Slot::Waiting { cid: c, .. } | Slot::Data { cid: c, .. } if *c == cid),
+        );
+        let Some(slot) = found else { return false };
+        self.give_up(conn, slot as u32, Status::ABORT_REQUESTED);
+        true
+    }
+
+    /// Ends a command that waits.
+    fn give_up(&mut self, conn: &mut Connection, slot: u32, status: Status) {
+        match self.take_slot(slot) {
+            Slot::Waiting { cid, .. } => {
+                self.waiting.retain(|&other| other != slot);
+                self.end(conn, cid, status);
+            }
+            Slot::Data { cid, .. } => {
+                conn.abandon_data(slot);
+                self.end(conn, cid, status);
+            }
+            Slot::Free | Slot::Running { .. } => {}
+        }
+    }
+
+    /// Forgets every command that is not running; the connection is over.
+    pub fn forget_waiting(&mut self) {
+        self.waiting.clear();
+        self.jobs.clear();
+        for slot in &mut self.slots {
+            if !matches!(slot, Slot::Running { .. }) {
+                *slot = Slot::Free;
+            }
+        }
+        self.namespaces.clear();
+    }
+
+    fn end(&mut self, conn: &mut Connection, cid: u16, status: Status) {
+        self.ids.remove(cid);
+        self.answer(conn, cid, status);
+    }
+
+    fn answer(&mut self, conn: &mut Connection, cid: u16, status: Status) {
+        let sqhd = if self.no_sqhd { 0 } else { self.sqhd as u16 };
+        conn.respond(Cqe::new(cid, status).with_sqhd(sqhd));
+    }
+
+    fn occupy(&mut self, content: Slot) -> u32 {
+        match self.free.pop() {
+            Some(slot) => {
+                self.slots[slot as usize] = content;
+                slot
+            }
+            None => {
+                self.slots.push(content);
+                self.slots.len() as u32 - 1
+            }
+        }
+    }
+
+    fn take_slot(&mut self, slot: u32) -> Slot {
+        let Some(content) = self.slots.get_mut(slot as usize) else { return Slot::Free };
+        let taken = std::mem::replace(content, Slot::Free);
+        if !matches!(taken, Slot::Free) {
+            self.free.push(slot);
+        }
+        taken
+    }
+
+    /// Gives back a slot whose content was taken out of it.
+    fn free_slot(&mut self, slot: Option<u32>) {
+        if let Some(slot) = slot {
+            self.free.push(slot);
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! The target over real sockets, spoken to byte by byte: what hosts do right, and above all what they do wrong.
+//!
+//! After every wrong thing the rig's health check must pass: a second host connects, writes and reads back.
+
+mod client;
+mod io;
