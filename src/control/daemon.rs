@@ -18,6 +18,7 @@ use crate::target::{SubsystemSpec, Target};
 use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::Instant;
+use uuid::Uuid;
 
 /// Why a daemon did not start.
 #[derive(Debug, thiserror::Error)]
@@ -147,7 +148,10 @@ impl Daemon {
         for device in &entry.devices {
             let missing =
                 || RpcError::field("devices", format!("device {device} is not open, or part of a pool"));
-            let backend = self.backend(device).await.ok_or_else(missing)?;
+            let mut backend = self.backend(device).await.ok_or_else(missing)?;
+            // The same after a restart: a host that reconnects must not find another disk in the old one's place.
+            let identity = format!("rimrock:{}/{device}", entry.nqn);
+            backend.uuid = Some(Uuid::new_v5(&Uuid::NAMESPACE_URL, identity.as_bytes()));
             self.add_namespace(&entry.nqn, backend).await?;
         }
         let listen = match entry.listen.is_empty() {

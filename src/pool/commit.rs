@@ -37,7 +37,7 @@ impl Shard {
                 self.changed.wait().await;
             }
             let state = self.state.borrow();
-            if !state.is_dirty() && !state.journal.is_pending() {
+            if !state.is_dirty() && state.journal.is_empty() {
                 return Ok(());
             }
             if state.space.free_blocks(Use::Metadata) >= state.commit_needs() {

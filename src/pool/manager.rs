@@ -302,6 +302,11 @@ impl Pool {
         self.uuid
     }
 
+    #[cfg(test)]
+    pub(super) fn key(&self) -> usize {
+        self.key
+    }
+
     async fn run<T, F, Fut>(&self, work: F) -> Result<T, PoolError>
     where
         T: Send + 'static,

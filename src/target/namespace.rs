@@ -26,7 +26,7 @@ const VOLUME_BLOCK: u32 = 4096;
 pub enum Backend {
     /// A whole device, with the device's own block size.
     Device(Device),
-    /// A volume, or a snapshot (read-only).
+    /// A volume or a snapshot of a pool, in blocks of 512 or 4096 bytes.
     Volume(Volume),
 }
 
@@ -88,6 +88,7 @@ impl Backend {
     pub fn atomic_bytes(&self) -> u32 {
         match self {
             Backend::Device(device) => device.info().atomic_bytes,
+            // Redirected on write: the old block or the new one, never a mixture.
             Backend::Volume(_) => VOLUME_BLOCK,
         }
     }
@@ -119,8 +120,7 @@ impl Backend {
                 device.info().uri,
                 device.info().block_size
             )),
-            Backend::Device(_) => Ok(()),
-            Backend::Volume(_) => Ok(()),
+            Backend::Device(_) | Backend::Volume(_) => Ok(()),
         }
     }
 
@@ -175,7 +175,7 @@ impl Backend {
                 }
                 if fua && device.info().write_cache { device.flush().await } else { Ok(()) }
             }
-            // Gives the space back in any case.
+            // A volume keeps no zeros: the space is given back in any case.
             Backend::Volume(volume) => volume.write_zeroes(offset, len, fua).await,
         }
     }
