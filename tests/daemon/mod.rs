@@ -176,7 +176,8 @@ pub fn free_port() -> u16 {
     for _ in 0..1000 {
         let number = std::process::id() * 61 + NEXT.fetch_add(1, Ordering::Relaxed);
         let port = 20_000 + (number % 10_000) as u16;
-        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        // Not by binding it: a process that another thread is just starting would hold the listener for a moment.
+        if std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
             return port;
         }
     }
