@@ -39,7 +39,8 @@ fn main() {
         ];
         for (kind, bytes, depth, random) in cases {
             let volume = volume.clone();
-            let run = move || measure(volume, kind == "write", bytes, depth, random, Duration::from_secs(seconds));
+            let run =
+                move || measure(volume, kind == "write", bytes, depth, random, Duration::from_secs(seconds));
             let (count, wall, cpu) = handle.call(run).await.expect("the reactor lives");
             let order = if random { "random" } else { "in order" };
             println!(
@@ -49,7 +50,8 @@ fn main() {
                 cpu.as_secs_f64() * 1e6 / count as f64,
             );
         }
-        let time = |name: &'static str, took: Duration| println!("{name:9} {:7.1} us", took.as_secs_f64() * 1e6);
+        let time =
+            |name: &'static str, took: Duration| println!("{name:9} {:7.1} us", took.as_secs_f64() * 1e6);
         for i in 0..5 {
             let start = Instant::now();
             pool.snapshot_create("v", &format!("s{i}")).await.expect("a snapshot");
