@@ -173,7 +173,7 @@ async fn file_create(daemon: &Rc<Daemon>, params: &Params, aio: bool) -> Result<
         Opening {
             name: Some(params.text("name")?.to_owned()),
             uri,
-            options: OpenOptions { read_only, ..OpenOptions::default() },
+            options: OpenOptions { read_only },
             uuid: params.uuid_opt("uuid")?,
             origin,
             field: "filename",

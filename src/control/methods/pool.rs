@@ -120,10 +120,11 @@ async fn create(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError>
     if let Some(existing) = daemon.same_pool(name, &devices).await? {
         return Ok(json!(existing));
     }
-    let mut options = PoolOptions::default();
-    options.shards = params.u64_opt("shards")?.and_then(|shards| u16::try_from(shards).ok());
-    options.region_bytes = params.u64_opt("region_bytes")?;
-    options.force = params.bool_opt("force")?.unwrap_or(false);
+    let options = PoolOptions {
+        shards: params.u64_opt("shards")?.and_then(|shards| u16::try_from(shards).ok()),
+        region_bytes: params.u64_opt("region_bytes")?,
+        force: params.bool_opt("force")?.unwrap_or(false),
+    };
     Ok(json!(daemon.create_pool(name, &devices, options).await?))
 }
 
