@@ -199,8 +199,8 @@ impl Daemon {
             )
             .hint("end its exports first, with volume_unexport or nvmf_delete_subsystem"));
         }
-        self.withdraw_exports(name).await.map_err(|error| super::nvmf::target_error(&error))?;
         self.pools.destroy(name).await.map_err(pool_error)?;
+        self.forget_home(name);
         self.devices.set_pool(&self.devices.of_pool(name), None);
         Ok(())
     }
