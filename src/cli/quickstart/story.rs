@@ -68,12 +68,10 @@ impl Story {
         self.bring_up_pool()?;
         self.volume(&layout)?;
         self.prune()?;
-        let exported =
-            self.call("volume_export", Arguments::new().with("name", VOLUME)).map_err(|failure| {
-                failure.hint(
-                    "something else listens there: --listen chooses another address, such as 127.0.0.1:4421",
-                )
-            })?;
+        let export = Arguments::new().with("name", VOLUME).with("listen", self.listen.to_string());
+        let exported = self.call("volume_export", export).map_err(|failure| {
+            failure.hint("something else listens there: --listen chooses another address, such as 127.0.0.1:4421")
+        })?;
         let exported = exported.0;
         let nqn = text(&exported, "nqn");
         print(&format!("  volume {VOLUME} is exported as {nqn} at {}\n", self.listen));
