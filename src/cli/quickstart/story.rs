@@ -70,7 +70,9 @@ impl Story {
         self.prune()?;
         let export = Arguments::new().with("name", VOLUME).with("listen", self.listen.to_string());
         let exported = self.call("volume_export", export).map_err(|failure| {
-            failure.hint("something else listens there: --listen chooses another address, such as 127.0.0.1:4421")
+            failure.hint(
+                "something else listens there: --listen chooses another address, such as 127.0.0.1:4421",
+            )
         })?;
         let exported = exported.0;
         let nqn = text(&exported, "nqn");

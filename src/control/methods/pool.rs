@@ -185,7 +185,7 @@ impl Daemon {
         let _changing = self.exports.lock().await;
         self.withdraw_exports(&name).await.map_err(|error| super::nvmf::target_error(&error))?;
         self.pools.export(&name).await.map_err(pool_error)?;
-        self.devices.set_pool(&self.devices.of_pool(&name), None);
+        self.free_devices(&name).await;
         Ok(())
     }
 
@@ -201,8 +201,16 @@ impl Daemon {
         }
         self.pools.destroy(name).await.map_err(pool_error)?;
         self.forget_home(name);
-        self.devices.set_pool(&self.devices.of_pool(name), None);
+        self.free_devices(name).await;
         Ok(())
+    }
+
+    async fn free_devices(&self, pool: &str) {
+        let devices = self.devices.of_pool(pool);
+        for device in &devices {
+            self.devices.settle(device).await;
+        }
+        self.devices.set_pool(&devices, None);
     }
 
     /// The pool of that name if it lies on just these devices; an error if it lies on others.
