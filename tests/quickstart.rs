@@ -31,7 +31,7 @@ fn it_verifies_everything_and_goes_on_where_it_ended() {
         assert_eq!(text.contains("as left"), run != "first", "the {run} run: {text}");
     }
     // What another model left is not overwritten.
-    let output = quickstart(directory.path(), &["--size", "60MB"]);
+    let output = quickstart(directory.path(), &["--size", "200MB"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output).contains("same --size"), "{}", text(&output));
 }
