@@ -20,7 +20,7 @@ fn main() {
     let device = Device::open(&uri, OpenOptions::default()).expect("the device opens");
     let reactors = Reactors::start(ReactorConfig::default()).expect("the reactors start");
     let handle = reactors.handles()[0].clone();
-    let size = device.info().size / 4 >> 20 << 20;
+    let size = ((device.info().size / 4) >> 20) << 20;
     let manager = PoolManager::new(vec![handle.clone()], 256 << 20);
     block_on(async move {
         let options = PoolOptions { force: true, ..PoolOptions::default() };

@@ -1,4 +1,5 @@
 //! Tests of the kinds of device, mostly the same ones for each kind.
+#![forbid(unsafe_code)]
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

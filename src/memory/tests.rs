@@ -1,5 +1,6 @@
 //! Tests of buffers and of the arena. The arena is one for the process: what depends on its totals is in
 //! `tests/arena.rs`, a process of its own.
+#![forbid(unsafe_code)]
 
 use super::*;
 

@@ -8,7 +8,7 @@
 //! A transaction starts at a block boundary:
 //!
 //! ```text
-//! header 48 B: magic │ crc32c │ generation │ sequence │ bytes │ entries │ kind │ pool
+//! header 64 B: magic │ crc32c │ generation │ sequence │ bytes │ entries │ pool │ kind
 //! entry:       key length u16 │ value length u32 (u32::MAX = delete) │ key │ value
 //! ```
 //!

@@ -10,6 +10,7 @@
 //! | `records`, `home`, `manager` | the pool as a whole: what the catalog says, and the operations on it |
 //!
 //! What survives a crash: everything that was acknowledged as durable, and every operation wholly or not at all.
+#![forbid(unsafe_code)]
 
 mod cache;
 mod catalog;

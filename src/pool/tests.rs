@@ -1,5 +1,6 @@
 //! Pools on memory, whole: what was acknowledged is there after a clean stop, after a crash, and under any tree of
 //! snapshots; and the space adds up.
+#![forbid(unsafe_code)]
 
 mod model;
 mod operations;

@@ -1,4 +1,5 @@
 //! Tests of the executor by itself, and of running reactors.
+#![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;

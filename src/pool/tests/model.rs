@@ -1,4 +1,5 @@
 //! A random walk over all operations, against a model that keeps every byte; with crashes.
+#![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
 

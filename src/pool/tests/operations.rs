@@ -1,4 +1,5 @@
 //! Each operation once, with its effects and its refusals.
+#![forbid(unsafe_code)]
 
 use super::*;
 use crate::device::IoError;

@@ -1,5 +1,6 @@
 //! Pools on real reactors and a real file: shards on two cores, snapshots under load, a copy of the file taken as a
 //! crash would leave it.
+#![forbid(unsafe_code)]
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
 //! Damage on the devices: a flipped bit in any metadata block is found, named, and read around.
+#![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
 
