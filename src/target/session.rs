@@ -28,7 +28,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
-use tracing::{debug, warn};
+use tracing::{debug, trace, warn};
 
 use super::inbox::{CloseReason, Inbox};
 use super::job::{self, Done, Job};
@@ -73,9 +73,7 @@ async fn open(
 ) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
-    // Smaller buffers, which the system may insist on, are slower but not wrong.
-    let _ = setsockopt(&stream, sockopt::RcvBuf, &SOCKET_BUFFER_BYTES);
-    let _ = setsockopt(&stream, sockopt::SndBuf, &SOCKET_BUFFER_BYTES);
+    enlarge_buffers(&stream);
     let endpoint = Endpoint {
         options: shared.options(),
         shared: Arc::clone(shared),
@@ -96,6 +94,16 @@ async fn open(
     session.run().await;
     session.close().await;
     Ok(())
+}
+
+/// Gives the socket buffers for what one turn handles. Without the privilege to go beyond the system's limit its own tuning
+/// is left alone, for that goes further than the limit.
+fn enlarge_buffers(stream: &TcpStream) {
+    let receive = setsockopt(stream, sockopt::RcvBufForce, &SOCKET_BUFFER_BYTES);
+    let send = setsockopt(stream, sockopt::SndBufForce, &SOCKET_BUFFER_BYTES);
+    if let Err(error) = receive.and(send) {
+        trace!(%error, "socket buffers are left to the system");
+    }
 }
 
 struct Session<F: Future<Output = Done>> {

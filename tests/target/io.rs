@@ -38,6 +38,17 @@ fn what_is_written_is_read_back_at_every_size() {
 }
 
 #[test]
+fn an_identifier_can_be_used_again_at_once() {
+    let rig = Rig::start();
+    let (_admin, mut io) = rig.connect_as(HOSTNQN, 1024);
+    for i in 0..5000 {
+        let pdu = io.pdu(4, 0, &Sqe::rw(2, 1, i % 16384, 0).sgl(TRANSPORT, 4096).cid(0).0, &[]);
+        io.send(&pdu);
+        assert!(io.complete(&[]).ok(), "{i}");
+    }
+}
+
+#[test]
 fn blocks_of_512_bytes_work_too() {
     let rig = Rig::with_device("ram:8MiB?block_size=512");
     let (_admin, mut io) = rig.connect();
