@@ -112,8 +112,8 @@ class Rimrock:
     def export(self, name, nqn, read_only=False):
         """Export a node as the next namespace of subsystem `nqn` on our port; returns the namespace's UUID."""
         options = ["--read-only"] if read_only else []
-        answer = self.command("volume", "export", name, "--nqn", nqn, "--listen", f"{ADDRESS}:{self.port}", *options)
-        return answer["uuid"]
+        self.command("volume", "export", name, "--nqn", nqn, "--listen", f"{ADDRESS}:{self.port}", *options)
+        return self.command("volume", "show", name)["uuid"]
 
     def snapshot(self, volume, name):
         self.command("snapshot", "create", f"{volume}@{name}")
