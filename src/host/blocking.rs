@@ -71,7 +71,8 @@ pub fn now<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-type Machine = Connection<Vec<u8>, Vec<u8>>;
+/// The machine of a blocking queue.
+pub type Machine = Connection<Vec<u8>, Vec<u8>>;
 /// A command's buffer.
 pub type Bytes = Data<Vec<u8>, Vec<u8>>;
 
@@ -115,6 +116,12 @@ impl Queue {
             inner.receive()?;
         }
         Ok(Queue { inner: RefCell::new(inner) })
+    }
+
+    /// The socket and the machine, for a caller that drives them itself. Completions that were not waited for are lost.
+    pub fn into_parts(self) -> (TcpStream, Machine) {
+        let inner = self.inner.into_inner();
+        (inner.stream, inner.machine)
     }
 
     /// How long to wait for the peer; `None` for ever.

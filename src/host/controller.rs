@@ -9,8 +9,12 @@
 mod admin;
 mod io;
 
+pub use admin::keep_alive;
+pub use io::{BLOCKS_MAX, DSM_RANGES_MAX};
+
 use std::cell::Cell;
 use std::net::SocketAddr;
+use std::rc::Rc;
 
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -77,7 +81,7 @@ impl ControllerOptions {
 
 /// A connected controller. Dropping it closes its connections; [`Controller::shutdown`] says goodbye first.
 pub struct Controller<Q> {
-    admin: Q,
+    admin: Rc<Q>,
     io: Vec<Q>,
     cap: Cap,
     cntlid: u16,
@@ -119,7 +123,7 @@ impl<Q: CommandQueue> Controller<Q> {
         let admin = Q::open(addr, options.connection(ADMIN_DEPTH)).await?;
         let cntlid = connect_queue(&admin, 0, ADMIN_DEPTH, CNTLID_DYNAMIC, subnqn, options).await?;
         let mut controller = Controller {
-            admin,
+            admin: Rc::new(admin),
             io: Vec::new(),
             cap: Cap(0),
             cntlid,
@@ -148,8 +152,10 @@ impl<Q: CommandQueue> Controller<Q> {
         self.wait_status("disabled", |csts| !csts.rdy()).await
     }
 
-    /// Tells the controller that this host leaves and waits until it has finished (CSTS.SHST).
-    pub async fn shutdown(&self) -> Result<(), HostError> {
+    /// Closes the I/O queues, tells the controller that this host leaves and waits until it has finished (CSTS.SHST).
+    /// The I/O queues go first: a controller may wait for them to end.
+    pub async fn shutdown(&mut self) -> Result<(), HostError> {
+        self.io.clear();
         self.property_set(property::CC, Cc::ENABLE.with_shn(1).0.into()).await?;
         self.wait_status("shut down", |csts| csts.shst() == 2).await
     }
@@ -196,13 +202,18 @@ impl<Q: CommandQueue> Controller<Q> {
     }
 
     /// The admin queue, for commands of any kind.
-    pub fn admin(&self) -> &Q {
+    pub fn admin(&self) -> &Rc<Q> {
         &self.admin
     }
 
     /// The I/O queues; queue ID 1 is the first.
     pub fn io_queues(&self) -> &[Q] {
         &self.io
+    }
+
+    /// Gives up the I/O queues to a caller that drives them itself; the controller stays for its admin queue.
+    pub fn take_io_queues(&mut self) -> Vec<Q> {
+        std::mem::take(&mut self.io)
     }
 
     /// I/O queues that were granted and connected.

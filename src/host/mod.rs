@@ -4,10 +4,12 @@
 //! - [`controller`]: an admin queue and I/O queues, the handshakes and the commands, over any [`CommandQueue`].
 //! - [`queue`]: that on a reactor; [`connect`] gives an [`Initiator`].
 //! - [`blocking`]: the machine on a blocking socket, and raw PDUs, for tests and small tools.
+//! - [`bench`]: the load generator of `rimrock bench`, with byte by byte verification.
 //!
 //! What survives a crash: nothing. An initiator has no state that outlives its connections.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod blocking;
 pub mod connection;
 pub mod controller;

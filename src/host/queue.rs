@@ -29,6 +29,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, getso
 use slab::Slab;
 
 use super::connection::{Granted, TRANSMIT_SLICES};
+use super::controller::keep_alive;
 use super::{CommandQueue, Connection, ConnectionOptions, Controller, ControllerOptions, Data, HostError};
 use crate::memory::{DmaBuf, DmaSlice};
 use crate::nvme::{Cqe, Sqe};
@@ -49,25 +50,25 @@ pub async fn connect(
     subnqn: &str,
     options: &ControllerOptions,
     limit: Duration,
-) -> Result<Rc<Initiator>, HostError> {
+) -> Result<Initiator, HostError> {
     let deadline = reactor::now() + limit;
     let connected = reactor::with_deadline(deadline, Controller::connect(addr, subnqn, options)).await;
-    let controller = Rc::new(connected.ok_or(HostError::Timeout { ms: limit.as_millis() as u64 })??);
+    let controller = connected.ok_or(HostError::Timeout { ms: limit.as_millis() as u64 })??;
     if options.kato_ms > 0 {
-        keep_alive(&controller, options.kato_ms);
+        spawn_keep_alive(controller.admin(), options.kato_ms);
     }
     Ok(controller)
 }
 
-/// Sends Keep Alive at half of the timeout (Base 2.0, 3.9) for as long as the controller lives.
-fn keep_alive(controller: &Rc<Initiator>, kato_ms: u32) {
-    let weak = Rc::downgrade(controller);
+/// Sends Keep Alive at half of the timeout (Base 2.0, 3.9) for as long as the admin queue lives.
+fn spawn_keep_alive(admin: &Rc<Queue>, kato_ms: u32) {
+    let weak = Rc::downgrade(admin);
     let interval = Duration::from_millis(u64::from(kato_ms / 2).max(1));
     reactor::spawn(async move {
         loop {
             reactor::sleep(interval).await;
-            let Some(controller) = weak.upgrade() else { return };
-            if let Err(error) = controller.keep_alive().await {
+            let Some(admin) = weak.upgrade() else { return };
+            if let Err(error) = keep_alive(&*admin).await {
                 tracing::debug!(%error, "keep alive ends");
                 return;
             }

@@ -1,1 +1,46 @@
-//! (in construction)
+//! Pools: thin volumes in a tree of snapshots, on one or more devices.
+//!
+//! | file | what |
+//! |---|---|
+//! | `pointer` | the one pointer, the one page |
+//! | `label`, `root`, `catalog`, `journal`, `space`, `node` | the stored forms and their rules, no I/O but the catalog's |
+//! | `cache`, `tree` | a shard's pages and trees in memory |
+//! | `shard`, `io`, `commit`, `walk`, `recover`, `check` | a shard at work on its reactor |
+//! | `local`, `volume` | how requests find their shards |
+//! | `records`, `home`, `manager` | the pool as a whole: what the catalog says, and the operations on it |
+//!
+//! What survives a crash: everything that was acknowledged as durable, and every operation wholly or not at all.
+
+mod cache;
+mod catalog;
+mod check;
+mod commit;
+mod home;
+mod info;
+mod io;
+mod join;
+mod journal;
+mod label;
+mod local;
+mod manager;
+mod node;
+mod pointer;
+mod records;
+mod recover;
+mod root;
+mod shard;
+mod space;
+mod tree;
+mod volume;
+mod walk;
+
+#[cfg(test)]
+mod tests;
+
+pub use error::{PoolError, PoolErrorKind};
+pub use home::{NodeInfo, NodeKind, PoolInfo, RollbackInfo, VolumeSpec};
+pub use label::{DEVICE_BYTES_MIN, Label, LabelError};
+pub use manager::{Pool, PoolManager, PoolOptions};
+pub use volume::Volume;
+
+mod error;

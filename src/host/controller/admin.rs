@@ -170,7 +170,7 @@ impl<Q: CommandQueue> Controller<Q> {
 
     /// Resets the controller's keep alive timer.
     pub async fn keep_alive(&self) -> Result<(), HostError> {
-        self.admin_command("Keep Alive", Sqe::new(admin::KEEP_ALIVE, 0)).await.map(drop)
+        keep_alive(&*self.admin).await
     }
 
     /// Waits for the next asynchronous event.
@@ -185,4 +185,10 @@ impl<Q: CommandQueue> Controller<Q> {
         let cqe = self.admin_command("Abort", Abort { sqid, cid }.to_sqe()).await?;
         Ok(cqe.dw0.get() & 1 == 0)
     }
+}
+
+/// Keep Alive on an admin queue.
+pub async fn keep_alive<Q: CommandQueue>(admin_queue: &Q) -> Result<(), HostError> {
+    let (result, _) = admin_queue.execute(Sqe::new(admin::KEEP_ALIVE, 0), Data::None).await;
+    succeeded("Keep Alive", result?).map(drop)
 }

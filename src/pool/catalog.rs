@@ -1,0 +1,410 @@
+//! The catalog: everything of a pool that is not data, as one checksummed log of transactions.
+//!
+//! A catalog is a map from text keys to byte values. A change is a *transaction*: any number of puts and deletes
+//! that become true together. Transactions are appended to one of two halves; when a half is full, the whole map
+//! is written as the first transaction of the other half under a higher generation, and the log goes on there.
+//! Every block is written to two copies (two devices when the pool has two).
+//!
+//! A transaction starts at a block boundary:
+//!
+//! ```text
+//! header 48 B: magic │ crc32c │ generation │ sequence │ bytes │ entries │ kind │ pool
+//! entry:       key length u16 │ value length u32 (u32::MAX = delete) │ key │ value
+//! ```
+//!
+//! After a crash the newest half whose first transaction is whole is read up to its first transaction that is not
+//! whole in either copy. A transaction is durable once [`Catalog::commit`] returns; it is the commit point of
+//! every operation on more than one shard.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::label::Geometry;
+use super::pointer::BLOCK_BYTES;
+use crate::device::{Device, IoError};
+use crate::memory::DmaBuf;
+
+const MAGIC: [u8; 4] = *b"RMCT";
+const DELETE: u32 = u32::MAX;
+const KIND_SNAPSHOT: u16 = 1;
+const KIND_CHANGE: u16 = 2;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
+#[repr(C)]
+struct Header {
+    magic: [u8; 4],
+    crc: U32,
+    generation: U64,
+    sequence: U64,
+    bytes: U32,
+    entries: U32,
+    pool: [u8; 16],
+    kind: U16,
+    reserved: [u8; 14],
+}
+
+const HEADER_BYTES: usize = size_of::<Header>();
+const _: () = assert!(HEADER_BYTES == 64);
+
+/// The map that the log adds up to.
+pub type Map = BTreeMap<String, Vec<u8>>;
+
+/// A set of changes that become true together.
+#[derive(Debug, Clone, Default)]
+pub struct Transaction {
+    changes: Vec<(String, Option<Vec<u8>>)>,
+}
+
+/// Why a catalog could not be read or written.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum CatalogError {
+    /// No half holds a whole first transaction.
+    #[error("no readable catalog on the pool's devices")]
+    Missing,
+    /// A later transaction is there while one in the middle is damaged in every copy.
+    #[error("the catalog is damaged in every copy at block {block} (transaction {sequence})")]
+    Damaged {
+        /// Block on the device of copy 0.
+        block: u64,
+        /// The transaction that should be there.
+        sequence: u64,
+    },
+    /// The whole map no longer fits in a half.
+    #[error("the catalog is full: {bytes} bytes do not fit in {room}")]
+    Full {
+        /// Bytes needed.
+        bytes: usize,
+        /// Bytes that a half holds.
+        room: usize,
+    },
+    /// The device failed.
+    #[error("catalog I/O: {0}")]
+    Io(#[from] IoError),
+}
+
+impl Transaction {
+    /// An empty transaction.
+    pub fn new() -> Transaction {
+        Transaction::default()
+    }
+
+    /// Sets `key` to `value`.
+    pub fn put(&mut self, key: impl Into<String>, value: impl Into<Vec<u8>>) -> &mut Transaction {
+        self.changes.push((key.into(), Some(value.into())));
+        self
+    }
+
+    /// Removes `key`.
+    pub fn delete(&mut self, key: impl Into<String>) -> &mut Transaction {
+        self.changes.push((key.into(), None));
+        self
+    }
+
+    fn apply(self, map: &mut Map) {
+        for (key, value) in self.changes {
+            match value {
+                Some(value) => map.insert(key, value),
+                None => map.remove(&key),
+            };
+        }
+    }
+
+    fn encode(&self, pool: Uuid, generation: u64, sequence: u64, kind: u16) -> Vec<u8> {
+        let mut out = vec![0; HEADER_BYTES];
+        for (key, value) in &self.changes {
+            out.extend_from_slice(&(key.len() as u16).to_le_bytes());
+            let len = value.as_ref().map_or(DELETE, |v| v.len() as u32);
+            out.extend_from_slice(&len.to_le_bytes());
+            out.extend_from_slice(key.as_bytes());
+            out.extend_from_slice(value.as_deref().unwrap_or_default());
+        }
+        let mut header = Header {
+            magic: MAGIC,
+            crc: 0.into(),
+            generation: generation.into(),
+            sequence: sequence.into(),
+            bytes: (out.len() as u32).into(),
+            entries: (self.changes.len() as u32).into(),
+            pool: *pool.as_bytes(),
+            kind: kind.into(),
+            reserved: [0; 14],
+        };
+        out[..HEADER_BYTES].copy_from_slice(header.as_bytes());
+        header.crc = crc32c::crc32c(&out).into();
+        out[..HEADER_BYTES].copy_from_slice(header.as_bytes());
+        out.resize(out.len().next_multiple_of(BLOCK_BYTES), 0);
+        out
+    }
+
+    /// Reads the transaction at the start of `area`; `None` when there is no whole one of this pool.
+    fn decode(pool: Uuid, area: &[u8]) -> Option<(Header, Transaction)> {
+        let (header, _) = Header::read_from_prefix(area).ok()?;
+        let bytes = header.bytes.get() as usize;
+        if header.magic != MAGIC
+            || header.pool != *pool.as_bytes()
+            || bytes < HEADER_BYTES
+            || bytes > area.len()
+        {
+            return None;
+        }
+        let zeroed = Header { crc: 0.into(), ..header };
+        let crc = crc32c::crc32c_append(crc32c::crc32c(zeroed.as_bytes()), &area[HEADER_BYTES..bytes]);
+        if crc != header.crc.get() {
+            return None;
+        }
+        let mut rest = &area[HEADER_BYTES..bytes];
+        let mut changes = Vec::new();
+        for _ in 0..header.entries.get() {
+            let (head, tail) = rest.split_at_checked(6)?;
+            let key_len = usize::from(u16::from_le_bytes([head[0], head[1]]));
+            let len = u32::from_le_bytes([head[2], head[3], head[4], head[5]]);
+            let (key, tail) = tail.split_at_checked(key_len)?;
+            let key = std::str::from_utf8(key).ok()?.to_owned();
+            let value_len = if len == DELETE { 0 } else { len as usize };
+            let (value, tail) = tail.split_at_checked(value_len)?;
+            changes.push((key, (len != DELETE).then(|| value.to_vec())));
+            rest = tail;
+        }
+        Some((header, Transaction { changes }))
+    }
+}
+
+/// An open catalog. Owned by the pool's home reactor; changes are made one at a time.
+pub struct Catalog {
+    pool: Uuid,
+    copies: Vec<Device>,
+    geometry: Geometry,
+    map: Map,
+    generation: u64,
+    sequence: u64,
+    half: u64,
+    /// Next free block within the half.
+    position: u64,
+    failed: bool,
+}
+
+/// What reading a catalog found.
+pub struct Opened {
+    /// The catalog.
+    pub catalog: Catalog,
+    /// Texts that name each damaged block whose other copy was used.
+    pub damage: Vec<String>,
+}
+
+impl Catalog {
+    /// Writes the first catalog of a new pool. `devices` in vdev order.
+    pub async fn create(
+        pool: Uuid,
+        devices: &[Device],
+        geometry: Geometry,
+        map: Map,
+    ) -> Result<Catalog, CatalogError> {
+        let mut catalog = Catalog::at(pool, devices, geometry);
+        catalog.map = map;
+        // The half that is not used must not hold a catalog of a pool that had the same identity.
+        let blank = DmaBuf::zeroed(BLOCK_BYTES);
+        catalog.write(1, 0, &blank).await?;
+        catalog.switch_half(0).await?;
+        Ok(catalog)
+    }
+
+    fn at(pool: Uuid, devices: &[Device], geometry: Geometry) -> Catalog {
+        let copies = (0..2).map(|copy| devices[copy % devices.len()].clone()).collect();
+        Catalog {
+            pool,
+            copies,
+            geometry,
+            map: Map::new(),
+            generation: 0,
+            sequence: 0,
+            half: 1,
+            position: 0,
+            failed: false,
+        }
+    }
+
+    /// Reads the catalog of a pool.
+    pub async fn open(pool: Uuid, devices: &[Device], geometry: Geometry) -> Result<Opened, CatalogError> {
+        let mut catalog = Catalog::at(pool, devices, geometry);
+        let mut best: Option<(u64, u64)> = None;
+        for half in 0..2 {
+            for copy in 0..2 {
+                let head = catalog.read(copy, half, 0, 1).await?;
+                if let Some((header, _)) = Header::read_from_prefix(&head).ok()
+                    && header.magic == MAGIC
+                    && header.pool == *pool.as_bytes()
+                    && best.is_none_or(|(generation, _)| header.generation.get() > generation)
+                    && catalog.first_is_whole(half, header.generation.get()).await?
+                {
+                    best = Some((header.generation.get(), half));
+                }
+            }
+        }
+        let (generation, half) = best.ok_or(CatalogError::Missing)?;
+        catalog.generation = generation;
+        catalog.half = half;
+        let damage = catalog.replay().await?;
+        Ok(Opened { catalog, damage })
+    }
+
+    async fn first_is_whole(&self, half: u64, generation: u64) -> Result<bool, CatalogError> {
+        for copy in 0..2 {
+            let area = self.read(copy, half, 0, u64::from(self.geometry.catalog_blocks)).await?;
+            if let Some((header, _)) = Transaction::decode(self.pool, &area)
+                && header.kind.get() == KIND_SNAPSHOT
+                && header.generation.get() == generation
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    async fn replay(&mut self) -> Result<Vec<String>, CatalogError> {
+        let blocks = u64::from(self.geometry.catalog_blocks);
+        let areas = [self.read(0, self.half, 0, blocks).await?, self.read(1, self.half, 0, blocks).await?];
+        let mut damage = Vec::new();
+        let mut expected: Option<u64> = None;
+        while self.position < blocks {
+            let at = self.position as usize * BLOCK_BYTES;
+            let wanted = |found: &Option<(Header, Transaction)>| {
+                found.as_ref().is_some_and(|(header, _)| {
+                    header.generation.get() == self.generation
+                        && expected.is_none_or(|sequence| header.sequence.get() == sequence)
+                })
+            };
+            let mut found: Vec<_> =
+                areas.iter().map(|area| Transaction::decode(self.pool, &area[at..])).collect();
+            let good: Vec<bool> = found.iter().map(wanted).collect();
+            let Some(copy) = good.iter().position(|ok| *ok) else { break };
+            if let Some(bad) = good.iter().position(|ok| !ok) {
+                damage.push(format!(
+                    "catalog block {} on device {} is damaged; its other copy was used",
+                    self.geometry.catalog(bad as u64, self.half) + self.position,
+                    self.copies[bad].info().uri,
+                ));
+            }
+            let Some((header, transaction)) = found.swap_remove(copy) else { break };
+            let used = u64::from(header.bytes.get()).div_ceil(BLOCK_BYTES as u64) as usize * BLOCK_BYTES;
+            if good.iter().all(|ok| *ok) && areas[0][at..at + used] != areas[1][at..at + used] {
+                damage.push(format!("the copies of catalog transaction {} differ", header.sequence.get()));
+            }
+            transaction.apply(&mut self.map);
+            self.sequence = header.sequence.get();
+            expected = Some(self.sequence + 1);
+            self.position += u64::from(header.bytes.get()).div_ceil(BLOCK_BYTES as u64);
+        }
+        self.refuse_gap(&areas)?;
+        if !damage.is_empty() {
+            // A fresh half holds two good copies again.
+            self.switch_half(1 - self.half).await?;
+        }
+        Ok(damage)
+    }
+
+    /// A whole later transaction after the end of the log means that the one at the end was lost to damage.
+    fn refuse_gap(&self, areas: &[DmaBuf; 2]) -> Result<(), CatalogError> {
+        for block in self.position..u64::from(self.geometry.catalog_blocks) {
+            for area in areas {
+                let later = Transaction::decode(self.pool, &area[block as usize * BLOCK_BYTES..]);
+                if later.is_some_and(|(header, _)| {
+                    header.generation.get() == self.generation && header.sequence.get() > self.sequence + 1
+                }) {
+                    return Err(CatalogError::Damaged {
+                        block: self.geometry.catalog(0, self.half) + self.position,
+                        sequence: self.sequence + 1,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The value of `key`.
+    pub fn get(&self, key: &str) -> Option<&[u8]> {
+        self.map.get(key).map(Vec::as_slice)
+    }
+
+    /// All entries whose key starts with `prefix`, in key order.
+    pub fn scan<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a [u8])> {
+        self.map
+            .range(prefix.to_owned()..)
+            .take_while(move |(key, _)| key.starts_with(prefix))
+            .map(|(key, value)| (key.as_str(), value.as_slice()))
+    }
+
+    /// Makes `transaction` true and durable. After an error the catalog takes no more changes until it is opened
+    /// again: what is on the devices is then either the state before or the state after.
+    pub async fn commit(&mut self, transaction: Transaction) -> Result<(), CatalogError> {
+        if self.failed {
+            return Err(CatalogError::Io(IoError::Gone));
+        }
+        self.failed = true;
+        self.append(transaction).await?;
+        self.failed = false;
+        Ok(())
+    }
+
+    async fn append(&mut self, transaction: Transaction) -> Result<(), CatalogError> {
+        let bytes = transaction.encode(self.pool, self.generation, self.sequence + 1, KIND_CHANGE);
+        let blocks = (bytes.len() / BLOCK_BYTES) as u64;
+        if self.position + blocks > u64::from(self.geometry.catalog_blocks) {
+            transaction.apply(&mut self.map);
+            return self.switch_half(1 - self.half).await;
+        }
+        let mut buf = DmaBuf::uninit(bytes.len());
+        buf.copy_from_slice(&bytes);
+        self.write(self.half, self.position, &buf).await?;
+        self.position += blocks;
+        self.sequence += 1;
+        transaction.apply(&mut self.map);
+        Ok(())
+    }
+
+    /// Writes the whole map as the first transaction of `half`.
+    async fn switch_half(&mut self, half: u64) -> Result<(), CatalogError> {
+        let whole = Transaction {
+            changes: self.map.iter().map(|(key, value)| (key.clone(), Some(value.clone()))).collect(),
+        };
+        let bytes = whole.encode(self.pool, self.generation + 1, self.sequence + 1, KIND_SNAPSHOT);
+        let room = self.geometry.catalog_blocks as usize * BLOCK_BYTES;
+        // A quarter is kept free so that a switch always makes room for more changes.
+        if bytes.len() > room / 4 * 3 {
+            return Err(CatalogError::Full { bytes: bytes.len(), room: room / 4 * 3 });
+        }
+        let mut buf = DmaBuf::uninit(bytes.len());
+        buf.copy_from_slice(&bytes);
+        self.write(half, 0, &buf).await?;
+        self.generation += 1;
+        self.sequence += 1;
+        self.half = half;
+        self.position = (bytes.len() / BLOCK_BYTES) as u64;
+        Ok(())
+    }
+
+    async fn write(&self, half: u64, position: u64, bytes: &DmaBuf) -> Result<(), CatalogError> {
+        for (copy, device) in self.copies.iter().enumerate() {
+            let block = self.geometry.catalog(copy as u64, half) + position;
+            let mut data = DmaBuf::uninit(bytes.len());
+            data.copy_from_slice(bytes);
+            device.write(block * BLOCK_BYTES as u64, data.freeze()).await?;
+        }
+        self.copies[0].flush().await?;
+        if self.copies[1].info().uuid != self.copies[0].info().uuid {
+            self.copies[1].flush().await?;
+        }
+        Ok(())
+    }
+
+    async fn read(&self, copy: usize, half: u64, position: u64, blocks: u64) -> Result<DmaBuf, CatalogError> {
+        let block = self.geometry.catalog(copy as u64, half) + position;
+        let buf = DmaBuf::uninit((blocks as usize) * BLOCK_BYTES);
+        let (result, buf) = self.copies[copy].read(block * BLOCK_BYTES as u64, buf).await;
+        result?;
+        Ok(buf)
+    }
+}

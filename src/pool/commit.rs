@@ -1,0 +1,162 @@
+//! The commit: dirty pages go to fresh blocks, then the root slot changes, then the journal's tail moves.
+//!
+//! ```text
+//! pages, records, bitmaps (both copies)  →  flush  →  root slot (both copies)  →  flush  →  freed blocks are free
+//! ```
+//!
+//! The first flush must come before the root slot: a root that names pages which are not there loses everything.
+//! The second must come before anything freed is written again, and before the journal before it is written over.
+//! A crash at any point leaves the old root, or the new one, each with its own journal tail.
+#![forbid(unsafe_code)]
+
+use std::time::Duration;
+
+use super::pointer::{BLOCK_BYTES, Block};
+use super::shard::Shard;
+use super::space::Use;
+use super::tree::Plan;
+use crate::device::IoError;
+use crate::memory::DmaBuf;
+
+/// The longest time that changes wait in the journal alone.
+const INTERVAL: Duration = Duration::from_secs(2);
+/// Dirty pages that call for a commit at once.
+const PAGES_WAITING: usize = 2048;
+/// Wholly free data regions that a shard keeps when it gives others back.
+const EMPTY_KEPT: usize = 2;
+/// The largest single write of a commit, in blocks.
+const RUN_BLOCKS: usize = 128;
+
+impl Shard {
+    /// Makes everything so far part of the committed state.
+    pub async fn commit(&self) -> Result<(), IoError> {
+        let _lock = self.commit_lock.acquire(1).await;
+        loop {
+            self.check()?;
+            while self.commit_hold.get() > 0 {
+                self.changed.wait().await;
+            }
+            let state = self.state.borrow();
+            if !state.is_dirty() && !state.journal.is_pending() {
+                return Ok(());
+            }
+            if state.space.free_blocks(Use::Metadata) >= state.commit_needs() {
+                break;
+            }
+            drop(state);
+            if !self.grow(Use::Metadata).await {
+                let state = self.state.borrow();
+                // The estimate is generous; half of it still holds whatever a commit really takes.
+                if state.space.free_blocks(Use::Metadata) * 2 >= state.commit_needs() {
+                    break;
+                }
+                drop(state);
+                return Err(IoError::CapacityExceeded);
+            }
+        }
+        let plan = self.state.borrow_mut().begin_commit().map_err(|error| self.fail_space(error))?;
+        self.commit_covers.set(plan.journal.1);
+        let written = self.write_commit(&plan).await;
+        self.commit_covers.set(0);
+        if written.is_err() {
+            return Err(self.fail("a commit could not be written"));
+        }
+        let mut state = self.state.borrow_mut();
+        state.journal.end_commit(plan.journal);
+        state.pages.written(plan.writes.iter().map(|(block, _)| *block));
+        drop(state);
+        self.durable_generation.set(plan.root.generation);
+        self.release();
+        self.changed.notify();
+        Ok(())
+    }
+
+    async fn write_commit(&self, plan: &Plan) -> Result<(), IoError> {
+        let mut start = 0;
+        let mut runs = Vec::new();
+        for end in 1..=plan.writes.len() {
+            let contiguous = end < plan.writes.len()
+                && end - start < RUN_BLOCKS
+                && plan.writes[end].0.raw() == plan.writes[end - 1].0.raw() + 1
+                && self.geometry.region_of(plan.writes[end].0).map(|(region, _)| region)
+                    == self.geometry.region_of(plan.writes[end - 1].0).map(|(region, _)| region);
+            if !contiguous {
+                runs.push(&plan.writes[start..end]);
+                start = end;
+            }
+        }
+        for result in super::join::all(runs.into_iter().map(|run| self.write_run(run))).await {
+            result?;
+        }
+        self.flush_devices().await?;
+        let root = plan.root.encode(self.pool, self.index);
+        for (copy, device) in self.copies().into_iter().enumerate() {
+            let block = self.geometry.root_slot(copy as u64, self.index, plan.root.generation % 2);
+            device.write(block * BLOCK_BYTES as u64, DmaBuf::copy_of(&root).freeze()).await?;
+        }
+        self.flush_devices().await
+    }
+
+    async fn write_run(&self, run: &[(Block, Vec<u8>)]) -> Result<(), IoError> {
+        let first = run[0].0;
+        let mut buf = DmaBuf::uninit(run.len() * BLOCK_BYTES);
+        for ((_, bytes), out) in run.iter().zip(buf.chunks_exact_mut(BLOCK_BYTES)) {
+            out.copy_from_slice(bytes);
+        }
+        let data = buf.freeze();
+        let second = self.state.borrow().space.twin(first);
+        for block in [Some(first), second].into_iter().flatten() {
+            self.device(block)?.write(block.offset(), data.clone()).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether it is time for a commit without waiting for the interval.
+    pub(super) fn wants_commit(&self) -> bool {
+        let state = self.state.borrow();
+        let (free, held) = (state.space.free_blocks(Use::Data), state.space.held_blocks(Use::Data));
+        state.pages.waiting() > PAGES_WAITING
+            || state.journal.room() < state.journal.size() / 2
+            || (held > 256 && free < held)
+    }
+
+    /// The background committer: runs until the shard is closed.
+    pub(super) async fn keep_committed(&self) {
+        while !self.closed.get() {
+            crate::reactor::with_deadline(crate::reactor::now() + INTERVAL, self.wake.wait()).await;
+            if self.check().is_err() {
+                return;
+            }
+            if let Err(error) = self.commit().await {
+                self.report(format!("commit of shard {}: {error}", self.index));
+                crate::reactor::sleep(INTERVAL).await;
+            }
+            self.return_regions().await;
+        }
+    }
+
+    /// Gives regions back that hold nothing, once a commit without them is durable.
+    async fn return_regions(&self) {
+        if self.commit_hold.get() > 0 || self.check().is_err() {
+            return;
+        }
+        let mut state = self.state.borrow_mut();
+        if state.space.free_blocks(Use::Metadata) < 2 * state.commit_needs() {
+            return;
+        }
+        let regions = state.space.take_empty(64, EMPTY_KEPT);
+        if regions.is_empty() {
+            return;
+        }
+        let dropped: Result<Vec<()>, _> =
+            regions.iter().map(|region| state.drop_region_record(*region)).collect();
+        drop(state);
+        if let Err(error) = dropped {
+            self.fail_space(error);
+            return;
+        }
+        if self.commit().await.is_ok() {
+            self.give_back(regions).await;
+        }
+    }
+}

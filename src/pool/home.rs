@@ -1,0 +1,859 @@
+//! The pool as a whole, on its home reactor: the catalog, the tree of nodes, and the operations on them.
+//!
+//! Operations are made one at a time. Each is true from the moment its catalog record is durable; shards are told
+//! before (a snapshot, whose fence they must keep) or after (everything else), and after a crash they are told again.
+//!
+//! **A snapshot** never copies: the head *becomes* the snapshot, and a new head that inherits from it goes on.
+//!
+//! ```text
+//! fence every shard → all quiet → seal every shard: writes go on to the new head in the next epoch
+//!                   → journals → devices flushed → catalog record → answered
+//! ```
+//!
+//! Until the record is durable no shard commits, so a crash finds either both or neither: journal records for a head
+//! that the catalog never heard of belong to the head before it.
+#![forbid(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, RwLock, Weak};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::catalog::{Catalog, Transaction};
+use super::error::PoolError;
+use super::io::Source;
+use super::label::Geometry;
+use super::local::Owners;
+use super::node::{Lineage, NodeId};
+use super::pointer::{BLOCK_BYTES, CHUNK_BYTES, FANOUT, LEAVES_MAX};
+use super::records::{Entity, NodeRecord, Records, VolumeRecord};
+use super::space::{RegionId, RegionKind, Use};
+use super::tree::VolumeId;
+use super::volume::{Shared, Volume};
+use crate::device::IoError;
+use crate::reactor::sync::Semaphore;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Longest name in bytes.
+const NAME_MAX: usize = 223;
+
+/// What a volume shall be.
+#[derive(Debug, Clone)]
+pub struct VolumeSpec {
+    /// Its name.
+    pub name: String,
+    /// Bytes; rounded up to 1 MiB.
+    pub size: u64,
+    /// Logical block size for hosts: 512 or 4096.
+    pub block_size: u32,
+    /// False: every write is durable when acknowledged.
+    pub write_cache: bool,
+    /// Its identity; made up when absent.
+    pub uuid: Option<Uuid>,
+}
+
+/// Volume or snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeKind {
+    /// Takes writes.
+    Volume,
+    /// Never changes.
+    Snapshot,
+}
+
+/// A volume or a snapshot as people see it.
+#[derive(Debug, Clone, Serialize)]
+pub struct NodeInfo {
+    /// Name.
+    pub name: String,
+    /// Volume or snapshot.
+    pub kind: NodeKind,
+    /// The identity that hosts see.
+    pub uuid: Uuid,
+    /// The snapshot it grew from.
+    pub parent: Option<String>,
+    /// Names of the volumes and snapshots that grew from it.
+    pub children: Vec<String>,
+    /// The volume it was taken of, if that is still there (snapshots).
+    pub volume: Option<String>,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes that its tree names.
+    pub referenced: u64,
+    /// Of these, bytes that it does not share with its parent.
+    pub written: u64,
+    /// Bytes that deleting it would free. Counted for single nodes and for volumes, not in lists of snapshots.
+    pub unique: Option<u64>,
+    /// Logical block size for hosts.
+    pub block_size: u32,
+    /// Whether acknowledged writes may wait for a flush.
+    pub write_cache: bool,
+    /// The epoch that ended with it (snapshots).
+    pub epoch: Option<u64>,
+    /// Seconds since 1970.
+    pub created: u64,
+}
+
+/// What a rollback did.
+#[derive(Debug, Clone, Serialize)]
+pub struct RollbackInfo {
+    /// The volume.
+    pub volume: String,
+    /// What it is now as.
+    pub snapshot: String,
+    /// The snapshot that keeps what it held before.
+    pub kept: Option<String>,
+}
+
+/// A device of a pool.
+#[derive(Debug, Clone, Serialize)]
+pub struct PoolDevice {
+    /// URI under which it is open.
+    pub uri: String,
+    /// The identity in its label.
+    pub uuid: Uuid,
+    /// Bytes that the pool uses of it.
+    pub size: u64,
+}
+
+/// A pool as people see it. All sizes in bytes.
+#[derive(Debug, Clone, Serialize)]
+pub struct PoolInfo {
+    /// Name.
+    pub name: String,
+    /// Identity.
+    pub uuid: Uuid,
+    /// Devices in vdev order.
+    pub devices: Vec<PoolDevice>,
+    /// Shards.
+    pub shards: u16,
+    /// Block size.
+    pub block_size: u32,
+    /// Bytes of a region.
+    pub region_bytes: u64,
+    /// Room for data and metadata.
+    pub capacity: u64,
+    /// Data in use.
+    pub allocated: u64,
+    /// Metadata in use, both copies.
+    pub metadata: u64,
+    /// Freed, waiting for a commit.
+    pub pending_free: u64,
+    /// What can still be written.
+    pub free: u64,
+    /// Epoch of new blocks.
+    pub epoch: u64,
+    /// Volumes.
+    pub volumes: usize,
+    /// Snapshots.
+    pub snapshots: usize,
+    /// Nodes being deleted in the background.
+    pub deleting: usize,
+    /// "ok", or "degraded" when damage was found.
+    pub health: &'static str,
+    /// Texts that name each damage found since the import.
+    pub damage: Vec<String>,
+}
+
+/// A pool on its home reactor.
+pub(super) struct Home {
+    pub(super) uuid: Uuid,
+    pub(super) devices: Vec<Uuid>,
+    pub(super) geometry: Geometry,
+    pub(super) owners: Arc<Owners>,
+    pub(super) records: RefCell<Records>,
+    catalog: RefCell<Option<Catalog>>,
+    catalog_lock: Semaphore,
+    operations: Semaphore,
+    handles: RefCell<BTreeMap<u64, Weak<Shared>>>,
+    pub(super) usage: RefCell<BTreeMap<VolumeId, Arc<AtomicU64>>>,
+    reaper: Cell<bool>,
+    pub(super) closed: Cell<bool>,
+    pub(super) damage: RefCell<Vec<String>>,
+}
+
+impl Home {
+    pub(super) fn new(
+        uuid: Uuid,
+        devices: Vec<Uuid>,
+        geometry: Geometry,
+        owners: Arc<Owners>,
+        records: Records,
+        catalog: Catalog,
+    ) -> Home {
+        let usage = records.volumes.keys().map(|id| (*id, Arc::default())).collect();
+        Home {
+            uuid,
+            devices,
+            geometry,
+            owners,
+            records: RefCell::new(records),
+            catalog: RefCell::new(Some(catalog)),
+            catalog_lock: Semaphore::new(1),
+            operations: Semaphore::new(1),
+            handles: RefCell::default(),
+            usage: RefCell::new(usage),
+            reaper: Cell::new(false),
+            closed: Cell::new(false),
+            damage: RefCell::default(),
+        }
+    }
+
+    /// Makes a transaction durable. One that fails leaves the pool without a catalog until it is imported again.
+    pub(super) async fn commit(&self, transaction: Transaction) -> Result<(), PoolError> {
+        let _lock = self.catalog_lock.acquire(1).await;
+        let gone = || PoolError::from(IoError::Gone);
+        let mut catalog = self.catalog.borrow_mut().take().ok_or_else(gone)?;
+        let done = catalog.commit(transaction).await;
+        *self.catalog.borrow_mut() = Some(catalog);
+        Ok(done?)
+    }
+
+    fn check(&self) -> Result<(), PoolError> {
+        match self.closed.get() {
+            true => Err(PoolError::not_found("the pool is being exported")),
+            false => Ok(()),
+        }
+    }
+
+    fn check_name(&self, name: &str) -> Result<(), PoolError> {
+        check_name("volume or snapshot", name)?;
+        match self.records.borrow().named(name) {
+            Some(_) => {
+                Err(PoolError::exists(format!("there is a volume or snapshot named '{name}' already")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The entity with this name or UUID.
+    pub(super) fn find(&self, name: &str) -> Result<Entity, PoolError> {
+        let records = self.records.borrow();
+        let by_name = records.named(name);
+        let found = by_name.or_else(|| Uuid::parse_str(name).ok().and_then(|uuid| records.with_uuid(uuid)));
+        found.ok_or_else(|| {
+            let pool = &records.pool.name;
+            PoolError::not_found(format!("pool '{pool}' has no volume or snapshot named '{name}'"))
+        })
+    }
+
+    pub(super) fn find_volume(&self, name: &str) -> Result<VolumeId, PoolError> {
+        match self.find(name)? {
+            Entity::Volume(id) => Ok(id),
+            Entity::Snapshot(_) => {
+                Err(PoolError::invalid(format!("'{name}' is a snapshot; a volume is needed")))
+            }
+        }
+    }
+
+    pub(super) fn find_snapshot(&self, name: &str) -> Result<NodeId, PoolError> {
+        match self.find(name)? {
+            Entity::Snapshot(id) => Ok(id),
+            Entity::Volume(_) => Err(PoolError::invalid(format!(
+                "'{name}' is a volume; a snapshot is needed (make one with 'snapshot create {name}@NAME')"
+            ))),
+        }
+    }
+
+    /// The node that an entity's data is in.
+    pub(super) fn node_of(&self, entity: Entity) -> NodeId {
+        match entity {
+            Entity::Snapshot(node) => node,
+            Entity::Volume(volume) => {
+                NodeId(self.records.borrow().volumes.get(&volume).map_or(0, |volume| volume.head))
+            }
+        }
+    }
+
+    pub(super) fn size_max(&self) -> u64 {
+        LEAVES_MAX * CHUNK_BYTES * self.owners.reactors.len() as u64
+    }
+
+    fn check_size(&self, size: u64) -> Result<u64, PoolError> {
+        let max = self.size_max();
+        match size {
+            0 => Err(PoolError::invalid("a volume cannot have a size of 0")),
+            size if size > max => Err(PoolError::invalid(format!(
+                "{size} bytes are more than a volume of this pool can have ({max})"
+            ))),
+            size => Ok(size.next_multiple_of(CHUNK_BYTES)),
+        }
+    }
+
+    /// Creates a thin volume.
+    pub async fn volume_create(&self, spec: VolumeSpec) -> Result<NodeInfo, PoolError> {
+        let lock = self.operations.acquire(1).await;
+        self.check()?;
+        self.check_name(&spec.name)?;
+        let size = self.check_size(spec.size)?;
+        if ![512, 4096].contains(&spec.block_size) {
+            return Err(PoolError::invalid(format!(
+                "block size {} is neither 512 nor 4096",
+                spec.block_size
+            )));
+        }
+        let uuid = spec.uuid.unwrap_or_else(Uuid::new_v4);
+        if self.records.borrow().with_uuid(uuid).is_some() {
+            return Err(PoolError::exists(format!("there is a volume or snapshot with UUID {uuid} already")));
+        }
+        let volume = VolumeRecord {
+            uuid,
+            name: spec.name.clone(),
+            head: 0,
+            size,
+            block_size: spec.block_size,
+            write_cache: spec.write_cache,
+            created: unix_now(),
+        };
+        self.add_volume(volume, None).await?;
+        drop(lock);
+        self.node(&spec.name).await
+    }
+
+    /// Creates a volume that starts as a snapshot is.
+    pub async fn clone_create(&self, snapshot: &str, name: &str) -> Result<NodeInfo, PoolError> {
+        let lock = self.operations.acquire(1).await;
+        self.check()?;
+        let parent = self.find_snapshot(snapshot)?;
+        self.check_name(name)?;
+        let volume = {
+            let records = self.records.borrow();
+            let node = &records.nodes[&parent];
+            let origin = records.volumes.get(&VolumeId(node.volume));
+            VolumeRecord {
+                uuid: Uuid::new_v4(),
+                name: name.to_owned(),
+                head: 0,
+                size: node.size,
+                block_size: node.block_size,
+                write_cache: origin.is_none_or(|origin| origin.write_cache),
+                created: unix_now(),
+            }
+        };
+        self.add_volume(volume, Some(parent)).await?;
+        drop(lock);
+        self.node(name).await
+    }
+
+    async fn add_volume(&self, mut volume: VolumeRecord, parent: Option<NodeId>) -> Result<(), PoolError> {
+        let (transaction, id, head, lineage) = {
+            let mut records = self.records.borrow_mut();
+            let id = VolumeId(records.pool.next_volume);
+            records.pool.next_volume += 1;
+            let head = records.new_head(parent, &volume, id);
+            volume.head = head.0;
+            records.volumes.insert(id, volume);
+            let mut transaction = Transaction::new();
+            records.put_pool(&mut transaction);
+            records.put_volume(&mut transaction, id);
+            records.put_node(&mut transaction, head);
+            (transaction, id, head, records.nodes[&head].lineage())
+        };
+        self.commit(transaction).await?;
+        let usage = Arc::new(AtomicU64::new(0));
+        self.usage.borrow_mut().insert(id, Arc::clone(&usage));
+        self.owners
+            .each(move |shard| async move {
+                shard.set_lineage(head, lineage);
+                shard.set_volume(id, head, Arc::clone(&usage));
+                let referenced = shard.state.borrow_mut().nodes.referenced(head);
+                usage.fetch_add(referenced, Ordering::Relaxed);
+            })
+            .await?;
+        Ok(())
+    }
+
+    /// Makes the present state of volumes, as one instant, their snapshots. Pairs of (volume, snapshot name).
+    pub async fn snapshot_create(&self, wanted: &[(String, String)]) -> Result<Vec<NodeInfo>, PoolError> {
+        let lock = self.operations.acquire(1).await;
+        self.check()?;
+        let mut changes = Vec::new();
+        for (i, (volume, name)) in wanted.iter().enumerate() {
+            self.check_name(name)?;
+            if wanted[..i].iter().any(|(other, named)| named == name || other == volume) {
+                return Err(PoolError::invalid(format!("'{volume}' or '{name}' is named twice")));
+            }
+            changes.push((self.find_volume(volume)?, Some(name.clone()), None));
+        }
+        self.succeed(changes).await?;
+        drop(lock);
+        let mut infos = Vec::new();
+        for (_, name) in wanted {
+            infos.push(self.node(name).await?);
+        }
+        Ok(infos)
+    }
+
+    /// Lets a volume be as one of its pool's snapshots is. What it held becomes the snapshot `keep`, or is deleted.
+    pub async fn rollback(
+        &self,
+        volume: &str,
+        snapshot: &str,
+        keep: Option<String>,
+    ) -> Result<RollbackInfo, PoolError> {
+        let lock = self.operations.acquire(1).await;
+        self.check()?;
+        let (id, target) = (self.find_volume(volume)?, self.find_snapshot(snapshot)?);
+        if let Some(keep) = &keep {
+            self.check_name(keep)?;
+        }
+        self.succeed(vec![(id, keep.clone(), Some(target))]).await?;
+        let (size, handles) = {
+            let records = self.records.borrow();
+            (records.nodes[&target].size, self.handle_of(Source::Volume(id)))
+        };
+        if let Some(shared) = handles {
+            shared.size.store(size, Ordering::Relaxed);
+        }
+        drop(lock);
+        Ok(RollbackInfo { volume: volume.to_owned(), snapshot: snapshot.to_owned(), kept: keep })
+    }
+
+    /// Ends the heads of volumes and lets new ones go on, all in one instant. For each volume: the name under which
+    /// the old head lives on (`None`: it is deleted), and the node that the new head grows from (`None`: the old one).
+    async fn succeed(
+        &self,
+        changes: Vec<(VolumeId, Option<String>, Option<NodeId>)>,
+    ) -> Result<(), PoolError> {
+        let volumes: Vec<VolumeId> = changes.iter().map(|(volume, ..)| *volume).collect();
+        let (mut seals, mut lineages, mut transaction) = (Vec::new(), Vec::new(), Transaction::new());
+        let epoch = {
+            let mut records = self.records.borrow_mut();
+            let sealed = records.pool.epoch;
+            records.pool.epoch += 1;
+            for (id, name, parent) in changes {
+                let mut volume = records.volumes[&id].clone();
+                let old = NodeId(volume.head);
+                let node = records
+                    .nodes
+                    .get_mut(&old)
+                    .ok_or(PoolError::from(IoError::Internal("a volume has no head")))?;
+                node.sealed = Some(sealed);
+                node.deleting = name.is_none();
+                node.name = name;
+                node.created = unix_now();
+                node.uuid = Uuid::new_v4();
+                let parent = parent.unwrap_or(old);
+                volume.size = records.nodes[&parent].size;
+                let head = records.new_head(Some(parent), &volume, id);
+                volume.head = head.0;
+                records.volumes.insert(id, volume);
+                for node in [old, head] {
+                    lineages.push((node, records.nodes[&node].lineage()));
+                    records.put_node(&mut transaction, node);
+                }
+                records.put_volume(&mut transaction, id);
+                seals.push((id, old, head));
+            }
+            records.put_pool(&mut transaction);
+            records.pool.epoch
+        };
+        let owners = &self.owners;
+        for result in owners.each(|shard| async move { shard.make_journal_room().await }).await? {
+            result?;
+        }
+        owners.each(move |shard| async move { shard.fence(&volumes) }).await?;
+        let usages: Vec<_> =
+            seals.iter().map(|(id, ..)| self.usage.borrow().get(id).cloned().unwrap_or_default()).collect();
+        let referenced = {
+            let seals = seals.clone();
+            owners
+                .each(move |shard| async move {
+                    shard.seal(&seals, &lineages, epoch);
+                    let mut state = shard.state.borrow_mut();
+                    seals.iter().map(|(_, _, head)| state.nodes.referenced(*head)).collect::<Vec<u64>>()
+                })
+                .await?
+        };
+        for (i, usage) in usages.iter().enumerate() {
+            usage.store(referenced.iter().map(|shard| shard[i]).sum(), Ordering::Relaxed);
+        }
+        // From here on a failure leaves the shards ahead of the catalog; they stay fenced from committing, and an
+        // import finds the state before.
+        owners.flush().await?;
+        self.commit(transaction).await?;
+        owners.each(|shard| async move { shard.settle() }).await?;
+        self.wake_reaper();
+        Ok(())
+    }
+
+    /// Deletes a volume or a snapshot. Its space comes back in the background.
+    pub async fn delete(&self, name: &str) -> Result<(), PoolError> {
+        let _lock = self.operations.acquire(1).await;
+        self.check()?;
+        let entity = self.find(name)?;
+        let source = match entity {
+            Entity::Volume(id) => Source::Volume(id),
+            Entity::Snapshot(node) => Source::Node(node),
+        };
+        if self.handle_of(source).is_some() {
+            return Err(PoolError::busy(format!("'{name}' is in use: unexport it first")));
+        }
+        let node = self.node_of(entity);
+        let mut transaction = Transaction::new();
+        {
+            let mut records = self.records.borrow_mut();
+            if let Entity::Volume(id) = entity {
+                records.volumes.remove(&id);
+                records.put_volume(&mut transaction, id);
+            }
+            let sealed = records.pool.epoch;
+            if let Some(record) = records.nodes.get_mut(&node) {
+                record.name = None;
+                record.deleting = true;
+                record.sealed.get_or_insert(sealed);
+            }
+            records.put_node(&mut transaction, node);
+        }
+        self.commit(transaction).await?;
+        if let Entity::Volume(id) = entity {
+            self.usage.borrow_mut().remove(&id);
+            self.owners.each(move |shard| async move { shard.remove_volume(id) }).await?;
+        }
+        self.wake_reaper();
+        Ok(())
+    }
+
+    /// Changes a volume's size. Growing adds zeroes; shrinking is refused unless allowed, and loses the end.
+    pub async fn resize(&self, name: &str, size: u64, allow_shrink: bool) -> Result<NodeInfo, PoolError> {
+        let lock = self.operations.acquire(1).await;
+        self.check()?;
+        let id = self.find_volume(name)?;
+        let size = self.check_size(size)?;
+        let old = self.records.borrow().volumes[&id].size;
+        if size < old && !allow_shrink {
+            return Err(PoolError::invalid(format!(
+                "'{name}' has {old} bytes; shrinking it to {size} would lose its end (allow it explicitly)"
+            )));
+        }
+        let volume = self.open_entity(Entity::Volume(id))?;
+        if size > old {
+            // What an earlier, interrupted shrinking left behind must not come back.
+            volume.shared.size.store(size, Ordering::Relaxed);
+            let cleared = volume.deallocate(old, size - old).await;
+            volume.shared.size.store(old, Ordering::Relaxed);
+            cleared?;
+            self.owners.flush().await?;
+        }
+        let transaction = {
+            let mut records = self.records.borrow_mut();
+            let mut transaction = Transaction::new();
+            if let Some(volume) = records.volumes.get_mut(&id) {
+                volume.size = size;
+                let head = NodeId(volume.head);
+                if let Some(node) = records.nodes.get_mut(&head) {
+                    node.size = size;
+                }
+                records.put_volume(&mut transaction, id);
+                records.put_node(&mut transaction, head);
+            }
+            transaction
+        };
+        self.commit(transaction).await?;
+        if size < old {
+            volume.deallocate(size, old - size).await?;
+        }
+        volume.shared.size.store(size, Ordering::Relaxed);
+        drop(lock);
+        self.node(name).await
+    }
+
+    /// Gives a volume or a snapshot another name.
+    pub async fn rename(&self, name: &str, new: &str) -> Result<NodeInfo, PoolError> {
+        let lock = self.operations.acquire(1).await;
+        self.check()?;
+        let entity = self.find(name)?;
+        self.check_name(new)?;
+        let mut transaction = Transaction::new();
+        let source = {
+            let mut records = self.records.borrow_mut();
+            match entity {
+                Entity::Volume(id) => {
+                    if let Some(volume) = records.volumes.get_mut(&id) {
+                        volume.name = new.to_owned();
+                    }
+                    records.put_volume(&mut transaction, id);
+                    Source::Volume(id)
+                }
+                Entity::Snapshot(id) => {
+                    if let Some(node) = records.nodes.get_mut(&id) {
+                        node.name = Some(new.to_owned());
+                    }
+                    records.put_node(&mut transaction, id);
+                    Source::Node(id)
+                }
+            }
+        };
+        self.commit(transaction).await?;
+        if let Some(shared) = self.handle_of(source)
+            && let Ok(mut name) = shared.name.write()
+        {
+            *name = new.to_owned();
+        }
+        drop(lock);
+        self.node(new).await
+    }
+
+    /// Byte ranges in which two volumes or snapshots differ, as (offset, length), in order.
+    pub async fn diff(&self, a: &str, b: &str) -> Result<Vec<(u64, u64)>, PoolError> {
+        let (a, b) = (self.node_of(self.find(a)?), self.node_of(self.find(b)?));
+        let per_shard = self.owners.each(move |shard| async move { shard.diff(a, b).await }).await?;
+        let shards = per_shard.len() as u64;
+        let mut ranges = Vec::new();
+        for (shard, slots) in per_shard.into_iter().enumerate() {
+            for (slot, count) in slots? {
+                let (mut at, end) = (slot, slot + count);
+                while at < end {
+                    let (leaf, within) = (at / FANOUT as u64, at % FANOUT as u64);
+                    let count = (end - at).min(FANOUT as u64 - within);
+                    ranges
+                        .push(((leaf * shards + shard as u64) * CHUNK_BYTES + within * BLOCK, count * BLOCK));
+                    at += count;
+                }
+            }
+        }
+        ranges.sort_unstable();
+        ranges.dedup_by(|next, last| {
+            let adjacent = last.0 + last.1 == next.0;
+            if adjacent {
+                last.1 += next.1;
+            }
+            adjacent
+        });
+        Ok(ranges)
+    }
+
+    fn handle_of(&self, source: Source) -> Option<Arc<Shared>> {
+        self.handles.borrow().get(&handle_key(source)).and_then(Weak::upgrade)
+    }
+
+    /// Marks every handle as gone.
+    pub(super) fn retire_handles(&self) {
+        for shared in self.handles.borrow().values().filter_map(Weak::upgrade) {
+            shared.gone.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Names of volumes and snapshots that are open.
+    pub(super) fn open_names(&self) -> Vec<String> {
+        let handles = self.handles.borrow();
+        let open = handles.values().filter_map(Weak::upgrade);
+        open.filter_map(|shared| shared.name.read().ok().map(|name| name.clone())).collect()
+    }
+
+    /// A handle for the target.
+    pub fn open(&self, name: &str) -> Result<Volume, PoolError> {
+        self.check()?;
+        self.open_entity(self.find(name)?)
+    }
+
+    fn open_entity(&self, entity: Entity) -> Result<Volume, PoolError> {
+        let source = match entity {
+            Entity::Volume(id) => Source::Volume(id),
+            Entity::Snapshot(node) => Source::Node(node),
+        };
+        if let Some(shared) = self.handle_of(source) {
+            return Ok(Volume { shared });
+        }
+        let records = self.records.borrow();
+        let gone = || PoolError::from(IoError::Gone);
+        let shared = match entity {
+            Entity::Volume(id) => {
+                let volume = records.volumes.get(&id).ok_or_else(gone)?;
+                Shared {
+                    owners: Arc::clone(&self.owners),
+                    source,
+                    name: RwLock::new(volume.name.clone()),
+                    uuid: volume.uuid,
+                    size: AtomicU64::new(volume.size),
+                    block_size: volume.block_size,
+                    write_cache: volume.write_cache,
+                    gone: AtomicBool::new(false),
+                    referenced: self.usage.borrow().get(&id).cloned().unwrap_or_default(),
+                }
+            }
+            Entity::Snapshot(node) => {
+                let record = records.nodes.get(&node).ok_or_else(gone)?;
+                Shared {
+                    owners: Arc::clone(&self.owners),
+                    source,
+                    name: RwLock::new(record.name.clone().unwrap_or_default()),
+                    uuid: record.uuid,
+                    size: AtomicU64::new(record.size),
+                    block_size: record.block_size,
+                    write_cache: false,
+                    gone: AtomicBool::new(false),
+                    referenced: Arc::new(AtomicU64::new(record.size / BLOCK)),
+                }
+            }
+        };
+        let shared = Arc::new(shared);
+        let mut handles = self.handles.borrow_mut();
+        handles.retain(|_, handle| handle.strong_count() > 0);
+        handles.insert(handle_key(source), Arc::downgrade(&shared));
+        Ok(Volume { shared })
+    }
+
+    /// Keeps a value for upper rooms, durable when this returns; `None` removes it.
+    pub async fn config_put(&self, key: &str, value: Option<serde_json::Value>) -> Result<(), PoolError> {
+        self.check()?;
+        let mut transaction = Transaction::new();
+        {
+            let mut records = self.records.borrow_mut();
+            match value {
+                Some(value) => records.config.insert(key.to_owned(), value),
+                None => records.config.remove(key),
+            };
+            records.put_config(&mut transaction, key);
+        }
+        self.commit(transaction).await
+    }
+
+    /// Starts taking apart what was deleted, unless that is under way.
+    pub(super) fn wake_reaper(&self) {
+        if !self.reaper.replace(true) {
+            let key = self.owners.key;
+            crate::reactor::spawn(async move {
+                if let Some(home) = super::manager::home(key) {
+                    if let Err(error) = home.reap().await {
+                        tracing::warn!("deleting in the background stopped: {error}");
+                    }
+                    home.reaper.set(false);
+                }
+            });
+        }
+    }
+
+    /// Takes deleted nodes apart, one at a time, children first. A deleted node with two children or more waits until
+    /// one of them is left: until then each block of it may be anybody's.
+    async fn reap(&self) -> Result<(), PoolError> {
+        loop {
+            let next = {
+                let records = self.records.borrow();
+                let deleting = records.nodes.iter().filter(|(_, node)| node.deleting).map(|(id, _)| *id);
+                let mut candidates: Vec<(usize, NodeId)> = deleting
+                    .map(|id| (records.children(id).len(), id))
+                    .filter(|(count, _)| *count < 2)
+                    .collect();
+                candidates.sort_unstable();
+                candidates.first().map(|(_, id)| (*id, records.children(*id).first().copied()))
+            };
+            let Some((node, heir)) = next else { return Ok(()) };
+            if self.closed.get() {
+                return Ok(());
+            }
+            for result in self.owners.each(move |shard| async move { shard.reap(node, heir).await }).await? {
+                result?;
+            }
+            let _lock = self.operations.acquire(1).await;
+            // The one child may have become another meanwhile only by being deleted; ask again.
+            let (transaction, heirs) = {
+                let mut records = self.records.borrow_mut();
+                let parent = records.nodes.get(&node).and_then(|record| record.parent);
+                records.nodes.remove(&node);
+                let mut transaction = Transaction::new();
+                records.put_node(&mut transaction, node);
+                let mut heirs: Vec<(NodeId, Lineage)> = Vec::new();
+                for child in records.children(node) {
+                    if let Some(record) = records.nodes.get_mut(&child) {
+                        record.parent = parent;
+                        heirs.push((child, record.lineage()));
+                    }
+                    records.put_node(&mut transaction, child);
+                }
+                (transaction, heirs)
+            };
+            self.commit(transaction).await?;
+            self.owners
+                .each(move |shard| async move {
+                    for (child, lineage) in &heirs {
+                        shard.set_lineage(*child, *lineage);
+                    }
+                    shard.forget(node);
+                })
+                .await?;
+        }
+    }
+
+    /// More regions for a shard.
+    pub(super) async fn grant(&self, shard: u16, what: Use) -> Vec<(RegionId, RegionKind)> {
+        let mut transaction = Transaction::new();
+        let granted = {
+            let mut records = self.records.borrow_mut();
+            let granted = records.regions.grant(shard, what);
+            records.regions.put(&mut transaction);
+            granted
+        };
+        match granted.is_empty() || self.commit(transaction).await.is_ok() {
+            true => granted,
+            false => Vec::new(),
+        }
+    }
+
+    /// Regions that a shard no longer uses.
+    pub(super) async fn give_back(&self, shard: u16, regions: Vec<RegionId>) {
+        let mut transaction = Transaction::new();
+        {
+            let mut records = self.records.borrow_mut();
+            records.regions.give_back(shard, &regions);
+            records.regions.put(&mut transaction);
+        }
+        // If this fails the shard still owns them, empty, after the next import.
+        if self.commit(transaction).await.is_ok() {
+            let told = self.owners.each(|shard| async move {
+                shard.full.set(false);
+                shard.changed.notify();
+            });
+            let _ = told.await;
+        }
+    }
+}
+
+impl Records {
+    /// Adds a head node for a volume.
+    fn new_head(&mut self, parent: Option<NodeId>, volume: &VolumeRecord, id: VolumeId) -> NodeId {
+        let node = NodeId(self.pool.next_node);
+        self.pool.next_node += 1;
+        let record = NodeRecord {
+            uuid: Uuid::new_v4(),
+            name: None,
+            parent: parent.map(|parent| parent.0),
+            sealed: None,
+            size: volume.size,
+            block_size: volume.block_size,
+            volume: id.0,
+            created: unix_now(),
+            deleting: false,
+        };
+        self.nodes.insert(node, record);
+        node
+    }
+}
+
+fn handle_key(source: Source) -> u64 {
+    match source {
+        Source::Volume(volume) => u64::from(volume.0) << 1,
+        Source::Node(node) => u64::from(node.0) << 1 | 1,
+    }
+}
+
+pub(super) fn unix_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+pub(super) fn check_name(what: &str, name: &str) -> Result<(), PoolError> {
+    let first = name.chars().next().is_some_and(|c| c.is_ascii_alphanumeric());
+    let others = name.chars().all(|c| c.is_ascii_alphanumeric() || "._:@+-".contains(c));
+    match first && others && name.len() <= NAME_MAX {
+        true => Ok(()),
+        false => Err(PoolError::invalid(format!(
+            "'{}' cannot name a {what}: 1 to {NAME_MAX} letters, digits or . _ : @ + -, a letter or digit first",
+            name.escape_debug()
+        ))),
+    }
+}

@@ -1,0 +1,183 @@
+//! What a pool tells people about itself: volumes, snapshots, space, health.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+
+use super::error::PoolError;
+use super::home::{Home, NodeInfo, NodeKind, PoolDevice, PoolInfo};
+use super::node::NodeId;
+use super::pointer::BLOCK_BYTES;
+use super::records::Entity;
+use super::space::Use;
+use super::tree::VolumeId;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// One shard's part of the sums.
+struct Totals {
+    data: [u64; 3],
+    metadata: [u64; 3],
+    damage: Vec<String>,
+}
+
+impl Home {
+    /// Blocks (referenced, written) of every node, over all shards.
+    async fn accounts(&self) -> Result<HashMap<NodeId, (u64, u64)>, PoolError> {
+        let mut sums: HashMap<NodeId, (u64, u64)> = HashMap::new();
+        let shards = self
+            .owners
+            .each(|shard| async move {
+                let mut state = shard.state.borrow_mut();
+                let nodes: Vec<NodeId> = state.nodes.iter().collect();
+                nodes
+                    .into_iter()
+                    .map(|node| (node, state.nodes.referenced(node), state.nodes.slot(node).written))
+                    .collect::<Vec<_>>()
+            })
+            .await?;
+        for (node, referenced, written) in shards.into_iter().flatten() {
+            let sum = sums.entry(node).or_default();
+            *sum = (sum.0 + referenced, sum.1 + written);
+        }
+        Ok(sums)
+    }
+
+    fn entity_info(&self, entity: Entity, accounts: &HashMap<NodeId, (u64, u64)>) -> Option<NodeInfo> {
+        let records = self.records.borrow();
+        let id = match entity {
+            Entity::Volume(volume) => NodeId(records.volumes.get(&volume)?.head),
+            Entity::Snapshot(node) => node,
+        };
+        let node = records.nodes.get(&id)?;
+        // A node that is being deleted is nobody's parent in what people see.
+        let mut parent = node.parent;
+        while let Some(above) = parent.and_then(|parent| records.nodes.get(&NodeId(parent)))
+            && above.deleting
+        {
+            parent = above.parent;
+        }
+        let parent = parent.and_then(|parent| records.nodes.get(&NodeId(parent))?.name.clone());
+        let mut children = Vec::new();
+        let mut below = records.children(id);
+        while let Some(child) = below.pop() {
+            let record = records.nodes.get(&child)?;
+            let head = records.volumes.values().find(|volume| volume.head == child.0);
+            match (&record.name, head) {
+                (Some(name), _) => children.push(name.clone()),
+                (None, Some(volume)) => children.push(volume.name.clone()),
+                (None, None) => below.extend(records.children(child)),
+            }
+        }
+        children.sort_unstable();
+        let (referenced, written) = accounts.get(&id).copied().unwrap_or_default();
+        let info = NodeInfo {
+            name: node.name.clone().unwrap_or_default(),
+            kind: NodeKind::Snapshot,
+            uuid: node.uuid,
+            parent,
+            children,
+            volume: records.volumes.get(&VolumeId(node.volume)).map(|volume| volume.name.clone()),
+            size: node.size,
+            referenced: referenced * BLOCK,
+            written: written * BLOCK,
+            unique: None,
+            block_size: node.block_size,
+            write_cache: false,
+            epoch: node.sealed,
+            created: node.created,
+        };
+        let Entity::Volume(volume) = entity else { return Some(info) };
+        let volume = records.volumes.get(&volume)?;
+        Some(NodeInfo {
+            name: volume.name.clone(),
+            kind: NodeKind::Volume,
+            uuid: volume.uuid,
+            volume: None,
+            size: volume.size,
+            unique: Some(written * BLOCK),
+            write_cache: volume.write_cache,
+            created: volume.created,
+            ..info
+        })
+    }
+
+    /// All volumes and snapshots, as one consistent tree, volumes first, each in the order of creation.
+    pub async fn nodes(&self) -> Result<Vec<NodeInfo>, PoolError> {
+        let accounts = self.accounts().await?;
+        let entities: Vec<Entity> = {
+            let records = self.records.borrow();
+            let snapshots = records.nodes.iter().filter(|(_, node)| node.name.is_some());
+            let volumes = records.volumes.keys().map(|id| Entity::Volume(*id));
+            volumes.chain(snapshots.map(|(id, _)| Entity::Snapshot(*id))).collect()
+        };
+        Ok(entities.into_iter().filter_map(|entity| self.entity_info(entity, &accounts)).collect())
+    }
+
+    /// One volume or snapshot, with what it alone holds.
+    pub async fn node(&self, name: &str) -> Result<NodeInfo, PoolError> {
+        let accounts = self.accounts().await?;
+        let entity = self.find(name)?;
+        let gone = || PoolError::not_found(format!("'{name}' is gone"));
+        let mut info = self.entity_info(entity, &accounts).ok_or_else(gone)?;
+        if let Entity::Snapshot(node) = entity {
+            let mut unique = 0;
+            for shard in self.owners.each(move |shard| async move { shard.unique(node).await }).await? {
+                unique += shard?;
+            }
+            info.unique = Some(unique * BLOCK);
+        }
+        Ok(info)
+    }
+
+    /// The pool.
+    pub async fn info(&self) -> Result<PoolInfo, PoolError> {
+        let shards = self
+            .owners
+            .each(|shard| async move {
+                let state = shard.state.borrow();
+                let counts = |what| {
+                    [
+                        state.space.used_count(what),
+                        state.space.held_blocks(what),
+                        state.space.free_blocks(what),
+                    ]
+                };
+                Totals { data: counts(Use::Data), metadata: counts(Use::Metadata), damage: shard.damage() }
+            })
+            .await?;
+        let sum = |pick: &dyn Fn(&Totals) -> u64| shards.iter().map(pick).sum::<u64>() * BLOCK;
+        let records = self.records.borrow();
+        let region_bytes = self.geometry.region_bytes();
+        let mut damage = self.damage.borrow().clone();
+        damage.extend(shards.iter().flat_map(|shard| shard.damage.iter().cloned()));
+        Ok(PoolInfo {
+            name: records.pool.name.clone(),
+            uuid: self.uuid,
+            devices: self
+                .owners
+                .devices
+                .iter()
+                .zip(&self.devices)
+                .map(|(device, uuid)| PoolDevice {
+                    uri: device.info().uri.clone(),
+                    uuid: *uuid,
+                    size: self.geometry.device_blocks * BLOCK,
+                })
+                .collect(),
+            shards: self.geometry.shards,
+            block_size: BLOCK_BYTES as u32,
+            region_bytes,
+            capacity: records.regions.total() * region_bytes,
+            allocated: sum(&|shard| shard.data[0]),
+            metadata: 2 * sum(&|shard| shard.metadata[0]),
+            pending_free: sum(&|shard| shard.data[1] + 2 * shard.metadata[1]),
+            free: records.regions.free_count() * region_bytes + sum(&|shard| shard.data[2]),
+            epoch: records.pool.epoch,
+            volumes: records.volumes.len(),
+            snapshots: records.nodes.values().filter(|node| node.name.is_some()).count(),
+            deleting: records.nodes.values().filter(|node| node.deleting).count(),
+            health: if damage.is_empty() { "ok" } else { "degraded" },
+            damage,
+        })
+    }
+}

@@ -1,0 +1,452 @@
+//! Reads and writes of one shard's part of a volume. All in whole 4 KiB blocks within one leaf page, except
+//! [`Shard::write_partial`].
+//!
+//! A write goes: reserve blocks → data to the device → map them (in memory) → record in the journal → acknowledge.
+//! The map changes only after the data is on the device, so a reader never sees a pointer to what is not there, and
+//! of two writes at once to one block the one that finishes last wins whole.
+#![forbid(unsafe_code)]
+
+use super::cache::Object;
+use super::journal::Record;
+use super::node::NodeId;
+use super::pointer::{BLOCK_BYTES, Block, FANOUT, Pointer};
+use super::shard::Shard;
+use super::space::Use;
+use super::tree::{Extent, Need, VolumeId};
+use crate::device::IoError;
+use crate::memory::{DmaBuf, DmaSlice};
+
+/// Free data blocks that new writes leave for overwrites.
+const OVERWRITE_RESERVE: u64 = 64;
+
+/// What a read reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// A volume as it is now.
+    Volume(VolumeId),
+    /// A snapshot.
+    Node(NodeId),
+}
+
+/// Adjacent slots that lie side by side on the device, or are holes.
+struct Run {
+    first: usize,
+    count: usize,
+    block: Block,
+}
+
+impl Shard {
+    fn node_of(&self, source: Source) -> Result<NodeId, IoError> {
+        let state = self.state.borrow();
+        match source {
+            Source::Volume(volume) => {
+                state.volumes.get(&volume).map(|volume| volume.head).ok_or(IoError::Gone)
+            }
+            Source::Node(node) => state.nodes.contains(node).then_some(node).ok_or(IoError::Gone),
+        }
+    }
+
+    /// The pointers of `count` slots from `slot` on, within one leaf; `None` when the leaf is a hole.
+    async fn pointers<T>(
+        &self,
+        source: Source,
+        slot: u64,
+        look: impl Fn(&super::pointer::Page) -> T,
+    ) -> Result<Option<T>, IoError> {
+        loop {
+            self.check()?;
+            let node = self.node_of(source)?;
+            let missing = {
+                let mut state = self.state.borrow_mut();
+                let root = state.nodes.root(node);
+                match state.find_leaf(Object::Node(node), root, slot / FANOUT as u64) {
+                    Ok(None) => return Ok(None),
+                    Ok(Some(frame)) => return Ok(Some(look(state.pages.page(frame)))),
+                    Err(missing) => missing,
+                }
+            };
+            self.load(missing).await?;
+        }
+    }
+
+    /// Fills `buf` (whole blocks, within one leaf) from `slot` on.
+    pub async fn read(&self, source: Source, slot: u64, mut buf: DmaBuf) -> (Result<(), IoError>, DmaBuf) {
+        let guard = self.enter();
+        let (first, count) = ((slot % FANOUT as u64) as usize, buf.len() / BLOCK_BYTES);
+        if count == 1 {
+            return match self.pointers(source, slot, |page| page.get(first)).await {
+                Ok(pointer) => self.read_block(pointer.unwrap_or(Pointer::EMPTY), buf).await,
+                Err(error) => (Err(error), buf),
+            };
+        }
+        let look =
+            |page: &super::pointer::Page| page.iter().skip(first).take(count).collect::<Vec<Pointer>>();
+        let pointers = match self.pointers(source, slot, look).await {
+            Ok(Some(pointers)) => pointers,
+            Ok(None) => {
+                buf.fill(0);
+                return (Ok(()), buf);
+            }
+            Err(error) => return (Err(error), buf),
+        };
+        let runs = runs_of(&pointers);
+        if let [run] = runs.as_slice() {
+            return self.read_run(run, &pointers, buf).await;
+        }
+        let mut parts = Vec::with_capacity(runs.len());
+        for run in &runs {
+            parts.push((run, buf.split_to(run.count * BLOCK_BYTES)));
+        }
+        let reads = parts.into_iter().map(|(run, part)| self.read_run(run, &pointers, part));
+        let mut result = Ok(());
+        let mut whole: Option<DmaBuf> = None;
+        for (outcome, part) in super::join::all(reads).await {
+            result = result.and(outcome);
+            match &mut whole {
+                Some(whole) => whole.unsplit(part),
+                None => whole = Some(part),
+            }
+        }
+        drop(guard);
+        (result, whole.unwrap_or(buf))
+    }
+
+    async fn read_run(
+        &self,
+        run: &Run,
+        pointers: &[Pointer],
+        mut buf: DmaBuf,
+    ) -> (Result<(), IoError>, DmaBuf) {
+        if run.block == Block::HOLE {
+            buf.fill(0);
+            return (Ok(()), buf);
+        }
+        let device = match self.device(run.block) {
+            Ok(device) => device,
+            Err(error) => return (Err(error), buf),
+        };
+        let (result, mut buf) = device.read(run.block.offset(), buf).await;
+        if result.is_err() {
+            buf.fill(0);
+            return (result, buf);
+        }
+        for (i, block) in buf.chunks_exact(BLOCK_BYTES).enumerate() {
+            if crc32c::crc32c(block) != pointers[run.first + i].crc() {
+                let error = self.bad_data(run.block.add(i as u64));
+                buf.fill(0);
+                return (Err(error), buf);
+            }
+        }
+        (Ok(()), buf)
+    }
+
+    async fn read_block(&self, pointer: Pointer, buf: DmaBuf) -> (Result<(), IoError>, DmaBuf) {
+        let run = Run { first: 0, count: 1, block: pointer.block() };
+        self.read_run(&run, &[pointer], buf).await
+    }
+
+    fn bad_data(&self, block: Block) -> IoError {
+        let uri = self.devices.get(block.vdev()).map_or("?", |device| device.info().uri.as_str());
+        self.report(format!("data block at byte {} of {uri} does not fit its checksum", block.offset()));
+        IoError::Unrecovered { offset: block.offset() }
+    }
+
+    /// Writes whole blocks within one leaf. Acknowledged means: the data is on the device and mapped in memory.
+    pub async fn write(&self, volume: VolumeId, slot: u64, data: DmaSlice) -> Result<(), IoError> {
+        self.write_if(volume, slot, data, None).await.map(|_| ())
+    }
+
+    /// As [`write`](Shard::write), of one block, unless its pointer is no longer `unless_changed`. False then.
+    async fn write_if(
+        &self,
+        volume: VolumeId,
+        slot: u64,
+        data: DmaSlice,
+        unless_changed: Option<Pointer>,
+    ) -> Result<bool, IoError> {
+        let crcs: Vec<u32> = data.chunks_exact(BLOCK_BYTES).map(crc32c::crc32c).collect();
+        let extents = self.reserve(volume, slot, crcs.len() as u32).await?;
+        let written = self.write_extents(&extents, &data).await;
+        let mapped = match written {
+            Ok(()) => self.map(volume, slot, &extents, &crcs, unless_changed).await,
+            Err(error) => Err(error),
+        };
+        if !matches!(mapped, Ok(true)) {
+            let mut state = self.state.borrow_mut();
+            for extent in &extents {
+                for i in 0..u64::from(extent.count) {
+                    state.space.cancel(extent.block.add(i));
+                }
+            }
+        }
+        if self.wants_commit() {
+            self.wake.notify();
+        }
+        mapped
+    }
+
+    async fn write_extents(&self, extents: &[Extent], data: &DmaSlice) -> Result<(), IoError> {
+        if let [extent] = extents {
+            return self.device(extent.block)?.write(extent.block.offset(), data.clone()).await;
+        }
+        let mut at = 0;
+        let mut writes = Vec::with_capacity(extents.len());
+        for extent in extents {
+            let end = at + extent.count as usize * BLOCK_BYTES;
+            writes.push(self.device(extent.block)?.write(extent.block.offset(), data.slice(at..end)));
+            at = end;
+        }
+        super::join::all(writes.into_iter()).await.into_iter().collect()
+    }
+
+    async fn reserve(&self, volume: VolumeId, slot: u64, count: u32) -> Result<Vec<Extent>, IoError> {
+        let mut extents: Vec<Extent> = Vec::with_capacity(1);
+        let mut wanted = count;
+        while wanted > 0 {
+            self.check()?;
+            let mut state = self.state.borrow_mut();
+            let spare = state.space.free_blocks(Use::Data).saturating_sub(OVERWRITE_RESERVE);
+            let got = match wanted.min(spare.min(u64::from(u32::MAX)) as u32) {
+                0 => None,
+                room => state.space.reserve(Use::Data, room),
+            };
+            drop(state);
+            if let Some((block, count)) = got {
+                extents.push(Extent { block, count });
+                wanted -= count;
+                continue;
+            }
+            if let Err(error) = self.make_space(Use::Data).await {
+                if let Some(extent) = self.reserve_for_overwrite(volume, slot, count, wanted).await {
+                    wanted -= extent.count;
+                    extents.push(extent);
+                    continue;
+                }
+                let mut state = self.state.borrow_mut();
+                for extent in &extents {
+                    for i in 0..u64::from(extent.count) {
+                        state.space.cancel(extent.block.add(i));
+                    }
+                }
+                return Err(error);
+            }
+        }
+        Ok(extents)
+    }
+
+    /// In a full pool a write may still use the reserve when it frees as much as it takes.
+    async fn reserve_for_overwrite(
+        &self,
+        volume: VolumeId,
+        slot: u64,
+        count: u32,
+        wanted: u32,
+    ) -> Option<Extent> {
+        let (first, count) = ((slot % FANOUT as u64) as usize, count as usize);
+        let node = self.node_of(Source::Volume(volume)).ok()?;
+        let floor = self.state.borrow().nodes.floor(node, slot / FANOUT as u64 + 1);
+        let exclusive = self
+            .pointers(Source::Volume(volume), slot, |page| {
+                page.iter().skip(first).take(count).all(|old| !old.is_hole() && old.birth() > floor)
+            })
+            .await;
+        if !matches!(exclusive, Ok(Some(true))) {
+            return None;
+        }
+        let (block, count) = self.state.borrow_mut().space.reserve(Use::Data, wanted)?;
+        Some(Extent { block, count })
+    }
+
+    async fn map(
+        &self,
+        volume: VolumeId,
+        slot: u64,
+        extents: &[Extent],
+        crcs: &[u32],
+        unless_changed: Option<Pointer>,
+    ) -> Result<bool, IoError> {
+        let leaf = slot / FANOUT as u64;
+        loop {
+            self.check()?;
+            let need = {
+                let mut state = self.state.borrow_mut();
+                let state = &mut *state;
+                let target = state.volumes.get(&volume).ok_or(IoError::Gone)?;
+                if target.held {
+                    None
+                } else {
+                    let node = target.head;
+                    match state.prepare(Object::Node(node), leaf) {
+                        Ok(()) => {
+                            if let Some(expected) = unless_changed {
+                                let root = state.nodes.root(node);
+                                let found = state.find_leaf(Object::Node(node), root, leaf).ok().flatten();
+                                let now = found.map_or(Pointer::EMPTY, |frame| {
+                                    state.pages.page(frame).get((slot % FANOUT as u64) as usize)
+                                });
+                                if now != expected {
+                                    return Ok(false);
+                                }
+                            }
+                            let before = state.nodes.referenced(node);
+                            let (mut at, epoch) = (0, state.epoch);
+                            for extent in extents {
+                                let crcs = &crcs[at..at + extent.count as usize];
+                                let first = slot + at as u64;
+                                state
+                                    .map(node, first, *extent, epoch, crcs)
+                                    .map_err(|error| self.fail_space(error))?;
+                                state.journal.append(&Record::Map {
+                                    node,
+                                    slot: first,
+                                    block: extent.block,
+                                    birth: epoch,
+                                    crcs: crcs.to_vec(),
+                                });
+                                at += extent.count as usize;
+                            }
+                            state.account(volume, node, before);
+                            return Ok(true);
+                        }
+                        Err(need) => Some(need),
+                    }
+                }
+            };
+            match need {
+                None => self.changed.wait().await,
+                Some(need) => self.meet(need).await?,
+            }
+        }
+    }
+
+    /// Writes part of one block: what is there already is read and merged. Tried again when the block changed
+    /// meanwhile, so neighbouring writes within one block never undo each other.
+    pub async fn write_partial(
+        &self,
+        volume: VolumeId,
+        slot: u64,
+        offset: usize,
+        data: &[u8],
+    ) -> Result<(), IoError> {
+        let at = (slot % FANOUT as u64) as usize;
+        loop {
+            let guard = self.enter();
+            let look = |page: &super::pointer::Page| page.get(at);
+            let old = self.pointers(Source::Volume(volume), slot, look).await?.unwrap_or(Pointer::EMPTY);
+            let (result, mut block) = self.read_block(old, DmaBuf::uninit(BLOCK_BYTES)).await;
+            drop(guard);
+            result?;
+            block[offset..offset + data.len()].copy_from_slice(data);
+            if self.write_if(volume, slot, block.freeze(), Some(old)).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Writes bytes that begin `within` bytes into block `slot` and stay within one leaf.
+    pub async fn write_bytes(
+        &self,
+        volume: VolumeId,
+        slot: u64,
+        within: usize,
+        mut data: DmaSlice,
+    ) -> Result<(), IoError> {
+        if within == 0 && data.len().is_multiple_of(BLOCK_BYTES) {
+            return self.write(volume, slot, data).await;
+        }
+        let (mut slot, mut within) = (slot, within);
+        while !data.is_empty() {
+            if within == 0 && data.len() >= BLOCK_BYTES {
+                let whole = data.split_to(data.len() / BLOCK_BYTES * BLOCK_BYTES);
+                let blocks = (whole.len() / BLOCK_BYTES) as u64;
+                self.write(volume, slot, whole).await?;
+                slot += blocks;
+                continue;
+            }
+            let piece = data.split_to(data.len().min(BLOCK_BYTES - within));
+            self.write_partial(volume, slot, within, &piece).await?;
+            slot += 1;
+            within = 0;
+        }
+        Ok(())
+    }
+
+    /// Makes holes of `count` slots from `slot` on, any number of leaves; what the volume alone held is freed.
+    pub async fn unmap(&self, volume: VolumeId, slot: u64, count: u64) -> Result<(), IoError> {
+        let end = slot + count;
+        let mut at = slot;
+        let mut steps = 0u32;
+        while at < end {
+            self.check()?;
+            let leaf = at / FANOUT as u64;
+            let upto = end.min((leaf + 1) * FANOUT as u64);
+            let need = {
+                let mut state = self.state.borrow_mut();
+                let state = &mut *state;
+                let target = state.volumes.get(&volume).ok_or(IoError::Gone)?;
+                if target.held {
+                    Err(None)
+                } else {
+                    let node = target.head;
+                    match state.prepare(Object::Node(node), leaf) {
+                        Ok(()) => {
+                            let (count, epoch) = ((upto - at) as usize, state.epoch);
+                            let before = state.nodes.referenced(node);
+                            let changed = state
+                                .unmap(node, at, count, epoch)
+                                .map_err(|error| self.fail_space(error))?;
+                            if changed {
+                                let record =
+                                    Record::Unmap { node, slot: at, count: count as u16, birth: epoch };
+                                state.journal.append(&record);
+                                state.account(volume, node, before);
+                            }
+                            let root = state.nodes.root(node);
+                            Ok(match changed {
+                                true => upto,
+                                false => state.next_leaf(root, leaf) * FANOUT as u64,
+                            })
+                        }
+                        Err(need) => Err(Some(need)),
+                    }
+                }
+            };
+            match need {
+                Ok(next) => at = next.max(upto),
+                Err(None) => self.changed.wait().await,
+                Err(Some(Need::Metadata)) if self.full.get() => self.commit().await?,
+                Err(Some(need)) => self.meet(need).await?,
+            }
+            steps += 1;
+            if steps.is_multiple_of(64) {
+                if self.wants_commit() {
+                    self.wake.notify();
+                }
+                crate::reactor::yield_now().await;
+            }
+        }
+        if self.wants_commit() {
+            self.wake.notify();
+        }
+        Ok(())
+    }
+}
+
+fn runs_of(pointers: &[Pointer]) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::with_capacity(2);
+    for (i, pointer) in pointers.iter().enumerate() {
+        let block = pointer.block();
+        if let Some(last) = runs.last_mut() {
+            let continues = match last.block {
+                Block::HOLE => block == Block::HOLE,
+                first => first.raw() + last.count as u64 == block.raw(),
+            };
+            if continues {
+                last.count += 1;
+                continue;
+            }
+        }
+        runs.push(Run { first: i, count: 1, block });
+    }
+    runs
+}

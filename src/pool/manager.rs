@@ -1,0 +1,735 @@
+//! The pools of this process, as the control thread sees them: create, import, export, destroy, and a handle
+//! ([`Pool`]) whose calls run on the pool's home reactor.
+#![forbid(unsafe_code)]
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use uuid::Uuid;
+
+use super::catalog::{Catalog, Map, Transaction};
+use super::error::{PoolError, PoolErrorKind};
+use super::home::{Home, NodeInfo, PoolInfo, RollbackInfo, VolumeSpec, check_name, unix_now};
+use super::label::{DEVICE_BYTES_MIN, Geometry, Label, LabelError, SHARDS_MAX, VDEVS_MAX};
+use super::local::{self, Owners};
+use super::node::{Lineage, NodeId};
+use super::pointer::BLOCK_BYTES;
+use super::records::{PoolRecord, Records};
+use super::recover::{Known, Place};
+use super::shard::{Regions, Shard};
+use super::space::{RegionId, RegionKind, Use};
+use super::volume::Volume;
+use crate::device::{Device, IoError};
+use crate::memory::DmaBuf;
+use crate::reactor::ReactorHandle;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// The smallest page cache of a shard, in pages.
+const PAGES_MIN: usize = 256;
+
+static NEXT_KEY: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static HOMES: RefCell<HashMap<usize, Rc<Home>>> = RefCell::default();
+}
+
+/// The home of a pool, on its home reactor.
+pub(super) fn home(key: usize) -> Option<Rc<Home>> {
+    HOMES.with_borrow(|homes| homes.get(&key).cloned())
+}
+
+/// Choices made when a pool is created.
+#[derive(Debug, Clone, Default)]
+pub struct PoolOptions {
+    /// Shards; 8 when absent. The most cores that one pool can use.
+    pub shards: Option<u16>,
+    /// Bytes of a region, a power of two from 1 to 64 MiB; chosen by the pool's size when absent.
+    pub region_bytes: Option<u64>,
+    /// Create even where a pool is already.
+    pub force: bool,
+}
+
+/// The open pools.
+pub struct PoolManager {
+    reactors: Vec<ReactorHandle>,
+    cache_bytes: u64,
+    pools: Mutex<Vec<Arc<Pool>>>,
+}
+
+/// An open pool. Calls run on its home reactor and may be made from any thread.
+pub struct Pool {
+    name: String,
+    uuid: Uuid,
+    key: usize,
+    home: Option<ReactorHandle>,
+    owners: Arc<Owners>,
+}
+
+/// A shard's link to its pool.
+struct Link {
+    key: usize,
+    home: Option<ReactorHandle>,
+}
+
+impl Regions for Link {
+    fn grant(&self, shard: u16, what: Use) -> Pin<Box<dyn Future<Output = Vec<(RegionId, RegionKind)>>>> {
+        let key = self.key;
+        let granted = at_home(self.home.clone(), move || async move {
+            match home(key) {
+                Some(home) => home.grant(shard, what).await,
+                None => Vec::new(),
+            }
+        });
+        Box::pin(async move { granted.await.unwrap_or_default() })
+    }
+
+    fn give_back(&self, shard: u16, regions: Vec<RegionId>) -> Pin<Box<dyn Future<Output = ()>>> {
+        let key = self.key;
+        let done = at_home(self.home.clone(), move || async move {
+            if let Some(home) = home(key) {
+                home.give_back(shard, regions).await;
+            }
+        });
+        Box::pin(async move { drop(done.await) })
+    }
+}
+
+/// Runs `work` on the home reactor; right here when there is none or this is it.
+async fn at_home<T, F, Fut>(home: Option<ReactorHandle>, work: F) -> Result<T, IoError>
+where
+    T: Send + 'static,
+    F: FnOnce() -> Fut + Send + 'static,
+    Fut: Future<Output = T> + 'static,
+{
+    match home {
+        Some(reactor) if !reactor.is_current() => reactor.call(work).await.map_err(|_| IoError::Gone),
+        _ => Ok(work().await),
+    }
+}
+
+impl PoolManager {
+    /// For pools whose shards are dealt over `reactors` and whose pages take up to `cache_bytes` of memory. Without
+    /// reactors everything runs on the calling thread's executor.
+    pub fn new(reactors: Vec<ReactorHandle>, cache_bytes: u64) -> PoolManager {
+        PoolManager { reactors, cache_bytes, pools: Mutex::default() }
+    }
+
+    /// The open pools, in the order in which they were opened.
+    pub fn list(&self) -> Vec<Arc<Pool>> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The open pool with this name or UUID.
+    pub fn get(&self, name: &str) -> Result<Arc<Pool>, PoolError> {
+        let pools = self.list();
+        let uuid = Uuid::parse_str(name).ok();
+        let found = pools.iter().find(|pool| pool.name == name || Some(pool.uuid) == uuid).cloned();
+        found.ok_or_else(|| {
+            let open: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
+            PoolError::not_found(match open.as_slice() {
+                [] => format!("there is no pool '{name}': no pool is open (create or import one)"),
+                open => format!("there is no pool '{name}'; open pools: {}", open.join(", ")),
+            })
+        })
+    }
+
+    fn owners(&self, devices: Vec<Device>, shards: u16) -> (Option<ReactorHandle>, Arc<Owners>) {
+        let reactor = |shard: u16| match self.reactors.len() {
+            0 => None,
+            count => self.reactors.get(usize::from(shard) % count).cloned(),
+        };
+        let owners = Owners {
+            key: NEXT_KEY.fetch_add(1, Ordering::Relaxed),
+            reactors: (0..shards).map(reactor).collect(),
+            devices,
+        };
+        (reactor(0), Arc::new(owners))
+    }
+
+    fn page_limit(&self, shards: u16) -> usize {
+        ((self.cache_bytes / BLOCK / u64::from(shards)) as usize).max(PAGES_MIN)
+    }
+
+    /// Creates a pool on devices that hold none.
+    pub async fn create(
+        &self,
+        name: &str,
+        devices: Vec<Device>,
+        options: PoolOptions,
+    ) -> Result<Arc<Pool>, PoolError> {
+        check_name("pool", name)?;
+        if self.list().iter().any(|pool| pool.name == name) {
+            return Err(PoolError::exists(format!("there is a pool named '{name}' already")));
+        }
+        let shards = options.shards.unwrap_or(8);
+        let geometry = choose_geometry(&devices, shards, options.region_bytes)?;
+        self.check_unused(&devices)?;
+        let (reactor, owners) = self.owners(devices, shards);
+        let pool =
+            Pool { name: name.to_owned(), uuid: Uuid::new_v4(), key: owners.key, home: reactor, owners };
+        let (page_limit, force) = (self.page_limit(shards), options.force);
+        let (name, uuid, owners, reactor) =
+            (name.to_owned(), pool.uuid, Arc::clone(&pool.owners), pool.home.clone());
+        at_home(pool.home.clone(), move || async move {
+            create(name, uuid, geometry, owners, reactor, page_limit, force).await
+        })
+        .await??;
+        Ok(self.add(pool))
+    }
+
+    /// Opens the pool that these devices, in any order, make up.
+    pub async fn import(&self, devices: Vec<Device>) -> Result<Arc<Pool>, PoolError> {
+        self.check_unused(&devices)?;
+        let reactor = self.reactors.first().cloned();
+        let read = devices.clone();
+        let (labels, notes) = at_home(reactor, move || async move { read_labels(&read).await }).await??;
+        let label = labels.first().cloned().ok_or_else(|| PoolError::invalid("no device is given"))?;
+        let mut in_order = Vec::new();
+        for uuid in &label.devices {
+            let mut of_vdev = labels.iter().zip(&devices).filter(|(label, _)| label.device == *uuid);
+            let Some((_, device)) = of_vdev.next() else {
+                return Err(PoolError::not_found(format!(
+                    "pool '{}' has {} devices; the one with UUID {uuid} is not among those given",
+                    label.name,
+                    label.devices.len()
+                )));
+            };
+            if let Some((_, copy)) = of_vdev.next() {
+                return Err(PoolError::invalid(format!(
+                    "{} and {} are copies of one device of pool '{}': give only one of them",
+                    device.info().uri,
+                    copy.info().uri,
+                    label.name
+                )));
+            }
+            in_order.push(device.clone());
+        }
+        if self.list().iter().any(|pool| pool.uuid == label.pool) {
+            return Err(PoolError::exists(format!("pool '{}' is open already", label.name)));
+        }
+        let shards = label.geometry.shards;
+        let (reactor, owners) = self.owners(in_order, shards);
+        let page_limit = self.page_limit(shards);
+        let opening = (Arc::clone(&owners), reactor.clone());
+        let name = at_home(reactor.clone(), move || async move {
+            let (owners, reactor) = opening;
+            open(label, owners, reactor, page_limit, notes).await.map(|name| (name, labels[0].pool))
+        })
+        .await??;
+        let (name, uuid) = name;
+        if self.list().iter().any(|pool| pool.name == name) {
+            close(reactor, owners.clone()).await?;
+            return Err(PoolError::exists(format!("another pool named '{name}' is open: export it first")));
+        }
+        Ok(self.add(Pool { name, uuid, key: owners.key, home: reactor, owners }))
+    }
+
+    fn add(&self, pool: Pool) -> Arc<Pool> {
+        let pool = Arc::new(pool);
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&pool));
+        pool
+    }
+
+    fn check_unused(&self, devices: &[Device]) -> Result<(), PoolError> {
+        for pool in self.list() {
+            for device in devices {
+                if pool.owners.devices.iter().any(|used| used.info().uuid == device.info().uuid) {
+                    return Err(PoolError::busy(format!(
+                        "{} belongs to pool '{}'",
+                        device.info().uri,
+                        pool.name
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes a pool cleanly. Its devices can then be imported elsewhere. Refused while something of it is exported.
+    pub async fn export(&self, name: &str) -> Result<(), PoolError> {
+        let pool = self.get(name)?;
+        let open = pool.run(|home| async move { Ok(home.open_names()) }).await?;
+        if !open.is_empty() {
+            return Err(PoolError::busy(format!(
+                "pool '{name}' is in use: unexport {} first",
+                open.join(", ")
+            )));
+        }
+        self.shut(&pool).await
+    }
+
+    /// Closes a pool whatever uses it: further I/O on it fails.
+    pub async fn shut(&self, pool: &Arc<Pool>) -> Result<(), PoolError> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner).retain(|open| open.key != pool.key);
+        close(pool.home.clone(), Arc::clone(&pool.owners)).await
+    }
+
+    /// Closes a pool and makes its devices forget it.
+    pub async fn destroy(&self, name: &str) -> Result<(), PoolError> {
+        let pool = self.get(name)?;
+        self.export(name).await?;
+        let owners = Arc::clone(&pool.owners);
+        at_home(pool.home.clone(), move || async move {
+            for device in &owners.devices {
+                let last = device.info().size / BLOCK - 1;
+                let (_, label) = read_label(device).await?;
+                let places = [Some(0), Some(last), label.map(|label| label.geometry.last_block())];
+                for block in places.into_iter().flatten() {
+                    device.write(block * BLOCK, DmaBuf::zeroed(BLOCK_BYTES).freeze()).await?;
+                }
+                device.flush().await?;
+            }
+            Ok::<(), PoolError>(())
+        })
+        .await?
+    }
+}
+
+impl Pool {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its identity.
+    pub fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+
+    async fn run<T, F, Fut>(&self, work: F) -> Result<T, PoolError>
+    where
+        T: Send + 'static,
+        F: FnOnce(Rc<Home>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, PoolError>> + 'static,
+    {
+        let (key, name) = (self.key, self.name.clone());
+        at_home(self.home.clone(), move || async move {
+            match home(key) {
+                Some(home) => work(home).await,
+                None => Err(PoolError::not_found(format!("pool '{name}' is no longer open"))),
+            }
+        })
+        .await?
+    }
+
+    /// What the pool is and how full.
+    pub async fn info(&self) -> Result<PoolInfo, PoolError> {
+        self.run(|home| async move { home.info().await }).await
+    }
+
+    /// All volumes and snapshots.
+    pub async fn nodes(&self) -> Result<Vec<NodeInfo>, PoolError> {
+        self.run(|home| async move { home.nodes().await }).await
+    }
+
+    /// One volume or snapshot, by name or UUID.
+    pub async fn node(&self, name: &str) -> Result<NodeInfo, PoolError> {
+        let name = name.to_owned();
+        self.run(|home| async move { home.node(&name).await }).await
+    }
+
+    /// Creates a thin volume.
+    pub async fn volume_create(&self, spec: VolumeSpec) -> Result<NodeInfo, PoolError> {
+        self.run(|home| async move { home.volume_create(spec).await }).await
+    }
+
+    /// Makes the present state of a volume a snapshot.
+    pub async fn snapshot_create(&self, volume: &str, name: &str) -> Result<NodeInfo, PoolError> {
+        let wanted = [(volume.to_owned(), name.to_owned())];
+        let infos = self.run(|home| async move { home.snapshot_create(&wanted).await }).await?;
+        infos.into_iter().next().ok_or_else(|| PoolError::new(PoolErrorKind::Failed, "no snapshot was made"))
+    }
+
+    /// Makes the present state of several volumes, as one instant, their snapshots: pairs of (volume, name).
+    pub async fn snapshot_group(&self, wanted: Vec<(String, String)>) -> Result<Vec<NodeInfo>, PoolError> {
+        self.run(|home| async move { home.snapshot_create(&wanted).await }).await
+    }
+
+    /// Creates a volume that starts as a snapshot is.
+    pub async fn clone_create(&self, snapshot: &str, name: &str) -> Result<NodeInfo, PoolError> {
+        let (snapshot, name) = (snapshot.to_owned(), name.to_owned());
+        self.run(|home| async move { home.clone_create(&snapshot, &name).await }).await
+    }
+
+    /// Lets a volume be as a snapshot is; what it held becomes the snapshot `keep`, or is deleted.
+    pub async fn rollback(
+        &self,
+        volume: &str,
+        snapshot: &str,
+        keep: Option<String>,
+    ) -> Result<RollbackInfo, PoolError> {
+        let (volume, snapshot) = (volume.to_owned(), snapshot.to_owned());
+        self.run(|home| async move { home.rollback(&volume, &snapshot, keep).await }).await
+    }
+
+    /// Deletes a volume or a snapshot.
+    pub async fn delete(&self, name: &str) -> Result<(), PoolError> {
+        let name = name.to_owned();
+        self.run(|home| async move { home.delete(&name).await }).await
+    }
+
+    /// Changes a volume's size.
+    pub async fn resize(&self, name: &str, size: u64, allow_shrink: bool) -> Result<NodeInfo, PoolError> {
+        let name = name.to_owned();
+        self.run(move |home| async move { home.resize(&name, size, allow_shrink).await }).await
+    }
+
+    /// Gives a volume or a snapshot another name.
+    pub async fn rename(&self, name: &str, new: &str) -> Result<NodeInfo, PoolError> {
+        let (name, new) = (name.to_owned(), new.to_owned());
+        self.run(|home| async move { home.rename(&name, &new).await }).await
+    }
+
+    /// Byte ranges in which two volumes or snapshots differ.
+    pub async fn diff(&self, a: &str, b: &str) -> Result<Vec<(u64, u64)>, PoolError> {
+        let (a, b) = (a.to_owned(), b.to_owned());
+        self.run(|home| async move { home.diff(&a, &b).await }).await
+    }
+
+    /// A handle to read and write a volume, or to read a snapshot.
+    pub async fn open(&self, name: &str) -> Result<Volume, PoolError> {
+        let name = name.to_owned();
+        self.run(|home| async move { home.open(&name) }).await
+    }
+
+    /// Keeps a value in the pool's catalog; `None` removes it.
+    pub async fn config_put(&self, key: &str, value: Option<serde_json::Value>) -> Result<(), PoolError> {
+        let key = key.to_owned();
+        self.run(|home| async move { home.config_put(&key, value).await }).await
+    }
+
+    /// The kept values whose keys start with `prefix`.
+    pub async fn config_list(&self, prefix: &str) -> Result<Vec<(String, serde_json::Value)>, PoolError> {
+        let prefix = prefix.to_owned();
+        self.run(|home| async move {
+            let records = home.records.borrow();
+            let wanted = records.config.iter().filter(|(key, _)| key.starts_with(&prefix));
+            Ok(wanted.map(|(key, value)| (key.clone(), value.clone())).collect())
+        })
+        .await
+    }
+
+    /// Proves that what is in use is what the trees name, on the open pool. Returns what is wrong.
+    pub async fn verify(&self) -> Result<Vec<String>, PoolError> {
+        self.run(|home| async move { home.verify().await }).await
+    }
+}
+
+fn choose_geometry(
+    devices: &[Device],
+    shards: u16,
+    region_bytes: Option<u64>,
+) -> Result<Geometry, PoolError> {
+    if devices.is_empty() || devices.len() > VDEVS_MAX {
+        return Err(PoolError::invalid(format!("a pool needs 1 to {VDEVS_MAX} devices")));
+    }
+    for (i, device) in devices.iter().enumerate() {
+        if devices[..i].iter().any(|other| other.info().uuid == device.info().uuid) {
+            return Err(PoolError::invalid(format!("{} is given twice", device.info().uri)));
+        }
+        if device.info().size < DEVICE_BYTES_MIN {
+            return Err(PoolError::invalid(format!(
+                "{} has {} bytes; a pool's device needs at least {DEVICE_BYTES_MIN} (64 MiB)",
+                device.info().uri,
+                device.info().size
+            )));
+        }
+    }
+    if !(1..=SHARDS_MAX).contains(&shards) {
+        return Err(PoolError::invalid(format!("{shards} shards: 1 to {SHARDS_MAX} are possible")));
+    }
+    if let Some(bytes) = region_bytes
+        && !(bytes.is_power_of_two() && (1 << 20..=64 << 20).contains(&bytes))
+    {
+        return Err(PoolError::invalid("the region size must be a power of two from 1 MiB to 64 MiB"));
+    }
+    let smallest = devices.iter().map(|device| device.info().size).min().unwrap_or(0) / BLOCK * BLOCK;
+    let geometry = Geometry::choose(smallest, smallest * devices.len() as u64, shards, region_bytes);
+    let needed = 3 * u64::from(shards) + 4;
+    if u64::from(geometry.regions()) * (devices.len() as u64) < needed {
+        return Err(PoolError::invalid(format!(
+            "the devices have too little room for {shards} shards: use larger devices or fewer shards"
+        )));
+    }
+    Ok(geometry)
+}
+
+/// Both labels of a device: notes on damage, and the label if one is whole.
+async fn read_label(device: &Device) -> Result<(Vec<String>, Option<Label>), PoolError> {
+    let mut notes = Vec::new();
+    let mut found: Option<Label> = None;
+    let last = device.info().size / BLOCK - 1;
+    let mut places = vec![0, last];
+    let mut at = 0;
+    let mut bad: Vec<(u64, LabelError)> = Vec::new();
+    while let Some(block) = places.get(at).copied() {
+        let (result, bytes) = device.read(block * BLOCK, DmaBuf::uninit(BLOCK_BYTES)).await;
+        result?;
+        match Label::decode(&bytes) {
+            Ok(label) => {
+                // The device may have grown since: the second label is where it was then.
+                let second = label.geometry.last_block();
+                if !places.contains(&second) && second < last {
+                    places.push(second);
+                }
+                found.get_or_insert(label);
+            }
+            Err(error) => bad.push((block, error)),
+        }
+        at += 1;
+    }
+    if let Some(label) = &found {
+        for (block, error) in bad {
+            if block == 0 || block == label.geometry.last_block() {
+                notes.push(format!(
+                    "label in block {block} of {}: {error}; its other copy was used",
+                    device.info().uri
+                ));
+            }
+        }
+    } else if let Some((_, error)) = bad.iter().find(|(_, error)| *error != LabelError::Missing) {
+        return Err(PoolError::new(PoolErrorKind::Failed, format!("{}: {error}", device.info().uri)));
+    }
+    Ok((notes, found))
+}
+
+async fn read_labels(devices: &[Device]) -> Result<(Vec<Label>, Vec<String>), PoolError> {
+    let (mut labels, mut notes): (Vec<Label>, Vec<String>) = Default::default();
+    for device in devices {
+        let (damage, label) = read_label(device).await?;
+        let uri = &device.info().uri;
+        let label = label.ok_or_else(|| PoolError::not_found(format!("{uri} holds no Rimrock pool")))?;
+        if !label.live {
+            return Err(PoolError::not_found(format!("the pool on {uri} was destroyed")));
+        }
+        if label.geometry.device_blocks * BLOCK > device.info().size {
+            return Err(PoolError::invalid(format!(
+                "{uri} has {} bytes, but pool '{}' was made for {}: the device has shrunk",
+                device.info().size,
+                label.name,
+                label.geometry.device_blocks * BLOCK
+            )));
+        }
+        if let Some(first) = labels.first()
+            && first.pool != label.pool
+        {
+            return Err(PoolError::invalid(format!(
+                "{uri} belongs to pool '{}', the others to '{}'",
+                label.name, first.name
+            )));
+        }
+        labels.push(label);
+        notes.extend(damage);
+    }
+    Ok((labels, notes))
+}
+
+async fn write_labels(devices: &[Device], label: &Label) -> Result<(), PoolError> {
+    for (vdev, device) in devices.iter().enumerate() {
+        let own = Label { device: label.devices[vdev], vdev: vdev as u8, ..label.clone() };
+        let bytes = own.encode();
+        for block in [own.geometry.last_block(), 0] {
+            device.write(block * BLOCK, DmaBuf::copy_of(&bytes).freeze()).await?;
+        }
+        device.flush().await?;
+    }
+    Ok(())
+}
+
+/// Gives the shard its place on this reactor and starts its committer.
+fn start(shard: Shard, key: usize, reactor: Option<ReactorHandle>) {
+    let shard = Rc::new(shard);
+    shard.set_regions(Rc::new(Link { key, home: reactor }));
+    local::install(key, Rc::clone(&shard));
+    crate::reactor::spawn(async move { shard.keep_committed().await });
+}
+
+fn place(uuid: Uuid, shard: u16, owners: &Owners, geometry: Geometry, page_limit: usize) -> Place {
+    Place { pool: uuid, shard, devices: owners.devices.clone().into(), geometry, page_limit }
+}
+
+async fn create(
+    name: String,
+    uuid: Uuid,
+    geometry: Geometry,
+    owners: Arc<Owners>,
+    reactor: Option<ReactorHandle>,
+    page_limit: usize,
+    force: bool,
+) -> Result<(), PoolError> {
+    for device in &owners.devices {
+        let found =
+            read_label(device).await.map(|(_, label)| label.filter(|label| label.live).map(|l| l.name));
+        let found = match found {
+            Ok(found) => found,
+            Err(error) if error.kind == PoolErrorKind::Failed => Some("a damaged one".to_owned()),
+            Err(error) => return Err(error),
+        };
+        if let (Some(found), false) = (found, force) {
+            return Err(PoolError::exists(format!(
+                "{} holds a pool already ('{found}'): import it, or create with force to lose it",
+                device.info().uri
+            )));
+        }
+    }
+    let identities: Vec<Uuid> = owners.devices.iter().map(|_| Uuid::new_v4()).collect();
+    let pool = PoolRecord { name: name.clone(), epoch: 1, next_node: 1, next_volume: 1 };
+    let mut transaction = Transaction::new();
+    let mut records = Records {
+        pool,
+        volumes: Default::default(),
+        nodes: Default::default(),
+        config: Default::default(),
+        regions: super::records::Regions::new(geometry, owners.devices.len()),
+    };
+    records.put_pool(&mut transaction);
+    for shard in 0..geometry.shards {
+        records.regions.grant(shard, Use::Metadata);
+        records.regions.grant(shard, Use::Data);
+    }
+    records.regions.put(&mut transaction);
+    // An old label must not lead to the new pool's half-made parts.
+    for device in &owners.devices {
+        device.write(0, DmaBuf::zeroed(BLOCK_BYTES).freeze()).await?;
+    }
+    let mut catalog = Catalog::create(uuid, &owners.devices, geometry, Map::new()).await?;
+    catalog.commit(transaction).await?;
+    for shard in 0..geometry.shards {
+        let place = (uuid, shard, Arc::clone(&owners), geometry);
+        let known = Known { regions: records.regions.of(shard), nodes: Vec::new(), volumes: Vec::new() };
+        let home = reactor.clone();
+        at_home(owners.reactors[usize::from(shard)].clone(), move || async move {
+            let (uuid, index, owners, geometry) = place;
+            let shard = Shard::create(self::place(uuid, index, &owners, geometry, page_limit), known).await?;
+            start(shard, owners.key, home);
+            Ok::<(), PoolError>(())
+        })
+        .await??;
+    }
+    let label = Label {
+        pool: uuid,
+        name,
+        device: identities[0],
+        vdev: 0,
+        devices: identities.clone(),
+        live: true,
+        created: unix_now(),
+        geometry,
+    };
+    write_labels(&owners.devices, &label).await?;
+    let key = owners.key;
+    let home = Home::new(uuid, identities, geometry, owners, records, catalog);
+    HOMES.with_borrow_mut(|homes| homes.insert(key, Rc::new(home)));
+    Ok(())
+}
+
+async fn open(
+    label: Label,
+    owners: Arc<Owners>,
+    reactor: Option<ReactorHandle>,
+    page_limit: usize,
+    mut damage: Vec<String>,
+) -> Result<String, PoolError> {
+    let geometry = label.geometry;
+    let opened = Catalog::open(label.pool, &owners.devices, geometry).await?;
+    damage.extend(opened.damage);
+    let mut records = Records::read(&opened.catalog, geometry, owners.devices.len())?;
+    let nodes: Vec<(NodeId, Lineage)> =
+        records.nodes.iter().map(|(id, node)| (*id, node.lineage())).collect();
+    let usage: HashMap<_, _> = records.volumes.keys().map(|id| (*id, Arc::default())).collect();
+    let mut epoch = records.pool.epoch;
+    let mut opening = Vec::new();
+    for shard in 0..geometry.shards {
+        let known = Known {
+            regions: records.regions.of(shard),
+            nodes: nodes.clone(),
+            volumes: records
+                .volumes
+                .iter()
+                .map(|(id, volume)| (*id, NodeId(volume.head), Arc::clone(&usage[id])))
+                .collect(),
+        };
+        let (uuid, owners, home) = (label.pool, Arc::clone(&owners), reactor.clone());
+        let on = owners.reactors[usize::from(shard)].clone();
+        opening.push(at_home(on, move || async move {
+            let shard = Shard::open(place(uuid, shard, &owners, geometry, page_limit), known).await?;
+            let epoch = shard.state.borrow().epoch;
+            start(shard, owners.key, home);
+            Ok::<u64, PoolError>(epoch)
+        }));
+    }
+    for result in super::join::all(opening.into_iter()).await {
+        epoch = epoch.max(result??);
+    }
+    // Whatever was written before lies before the epoch that starts now.
+    records.pool.epoch = epoch + 1;
+    let (epoch, key, name) = (records.pool.epoch, owners.key, records.pool.name.clone());
+    let mut transaction = Transaction::new();
+    records.put_pool(&mut transaction);
+    let home =
+        Home::new(label.pool, label.devices.clone(), geometry, Arc::clone(&owners), records, opened.catalog);
+    home.commit(transaction).await?;
+    home.damage.borrow_mut().extend(damage.iter().cloned());
+    for text in damage {
+        tracing::warn!(pool = %name, "{text}");
+    }
+    if !home.damage.borrow().is_empty() {
+        write_labels(&owners.devices, &label).await?;
+    }
+    let volumes: Vec<_> = home.records.borrow().volumes.iter().map(|(id, v)| (*id, NodeId(v.head))).collect();
+    let usages: Vec<_> = volumes.iter().map(|(id, _)| Arc::clone(&usage[id])).collect();
+    home.usage.borrow_mut().extend(usage);
+    owners
+        .each(move |shard| async move {
+            let mut state = shard.state.borrow_mut();
+            state.epoch = state.epoch.max(epoch);
+            for ((_, head), usage) in volumes.iter().zip(usages) {
+                usage.fetch_add(state.nodes.referenced(*head), Ordering::Relaxed);
+            }
+        })
+        .await?;
+    let home = Rc::new(home);
+    HOMES.with_borrow_mut(|homes| homes.insert(key, Rc::clone(&home)));
+    home.wake_reaper();
+    Ok(name)
+}
+
+/// Commits everything and lets the devices go.
+async fn close(reactor: Option<ReactorHandle>, owners: Arc<Owners>) -> Result<(), PoolError> {
+    let key = owners.key;
+    at_home(reactor, move || async move {
+        if let Some(home) = home(key) {
+            home.closed.set(true);
+            home.retire_handles();
+        }
+        let committed = owners.each(|shard| async move {
+            let committed = shard.commit().await;
+            shard.closed.set(true);
+            shard.changed.notify();
+            shard.wake.notify();
+            committed
+        });
+        let committed = committed.await;
+        for reactor in owners.reactors.iter().cloned() {
+            at_home(reactor, move || async move { local::remove(key) }).await?;
+        }
+        HOMES.with_borrow_mut(|homes| homes.remove(&key));
+        for result in committed? {
+            result?;
+        }
+        Ok::<(), PoolError>(())
+    })
+    .await?
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool").field("name", &self.name).field("uuid", &self.uuid).finish()
+    }
+}

@@ -1,0 +1,343 @@
+//! Opening a shard: the newest whole root, then the journal up to its first block that is not whole.
+//!
+//! Time is bounded by the shard's bitmaps and its journal, not by what the pool holds.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use uuid::Uuid;
+
+use super::cache::Object;
+use super::journal::{JournalBlock, Record, decode_block};
+use super::label::Geometry;
+use super::node::{Lineage, NodeId};
+use super::pointer::{BLOCK_BYTES, Epoch, FANOUT, LEVELS};
+use super::root::RootRecord;
+use super::shard::Shard;
+use super::space::{RegionId, RegionKind};
+use super::tree::{Extent, Need, State, VolumeId, VolumeState};
+use crate::device::{Device, IoError};
+use crate::memory::DmaBuf;
+
+/// What the catalog knows of a shard.
+pub struct Known {
+    /// Its regions.
+    pub regions: Vec<(RegionId, RegionKind)>,
+    /// All nodes of the pool.
+    pub nodes: Vec<(NodeId, Lineage)>,
+    /// All volumes and their heads.
+    pub volumes: Vec<(VolumeId, NodeId, Arc<AtomicU64>)>,
+}
+
+/// Why a shard could not be opened.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum RecoverError {
+    /// No root slot is whole.
+    #[error("shard {shard} has no readable root: all copies of both slots are damaged")]
+    NoRoot {
+        /// The shard.
+        shard: u16,
+    },
+    /// A metadata block contradicts what leads to it.
+    #[error("shard {shard}: {what}")]
+    Contradiction {
+        /// The shard.
+        shard: u16,
+        /// What is wrong.
+        what: String,
+    },
+    /// The device failed, or a block is damaged in both copies.
+    #[error("shard {shard}: {source}")]
+    Io {
+        /// The shard.
+        shard: u16,
+        /// The error.
+        source: IoError,
+    },
+}
+
+/// Where a shard lives and how much memory it may use for pages.
+#[derive(Clone)]
+pub struct Place {
+    /// The pool.
+    pub pool: Uuid,
+    /// The shard.
+    pub shard: u16,
+    /// The devices in vdev order.
+    pub devices: Rc<[Device]>,
+    /// The fixed places.
+    pub geometry: Geometry,
+    /// Clean pages to keep in memory.
+    pub page_limit: usize,
+}
+
+impl Shard {
+    /// Writes the first commit of a new pool's shard.
+    pub async fn create(place: Place, known: Known) -> Result<Shard, RecoverError> {
+        let state = State::new(place.pool, place.shard, place.geometry, place.page_limit, 0);
+        let shard = Shard::new(place.pool, place.devices, place.geometry, state);
+        shard.learn(&known);
+        let io = |source| RecoverError::Io { shard: place.shard, source };
+        // Whatever these places held before must not be taken for this pool's.
+        for (copy, device) in shard.copies().into_iter().enumerate() {
+            for slot in 0..2 {
+                let block = place.geometry.root_slot(copy as u64, place.shard, slot);
+                device
+                    .write(block * BLOCK_BYTES as u64, DmaBuf::zeroed(BLOCK_BYTES).freeze())
+                    .await
+                    .map_err(io)?;
+            }
+        }
+        {
+            let mut state = shard.state.borrow_mut();
+            // Nothing is dirty yet: the empty record of the node that is never used makes the first commit.
+            state.nodes.touch(NodeId(0));
+        }
+        shard.commit().await.map_err(io)?;
+        Ok(shard)
+    }
+
+    /// Opens a shard of an existing pool.
+    pub async fn open(place: Place, known: Known) -> Result<Shard, RecoverError> {
+        let index = place.shard;
+        let io = |source| RecoverError::Io { shard: index, source };
+        let state = State::new(place.pool, index, place.geometry, place.page_limit, 0);
+        let mut shard = Shard::new(place.pool, place.devices.clone(), place.geometry, state);
+        let root = shard.find_root().await?;
+        {
+            let mut state = State::new(place.pool, index, place.geometry, place.page_limit, root.journal);
+            state.adopt(&root);
+            shard.durable_generation.set(root.generation);
+            *shard.state.get_mut() = state;
+        }
+        shard.learn(&known);
+        shard.load_records(Object::Nodes).await?;
+        shard.load_records(Object::Space).await?;
+        shard.replay(root.journal).await?;
+        match shard.commit().await {
+            // Without metadata space the journal stays as it is; the pool's reserve will let a later commit pass.
+            Ok(()) | Err(IoError::CapacityExceeded) => Ok(shard),
+            Err(error) => Err(io(error)),
+        }
+    }
+
+    fn learn(&self, known: &Known) {
+        let mut state = self.state.borrow_mut();
+        for (id, kind) in &known.regions {
+            state.space.add(*id, *kind);
+        }
+        for (node, lineage) in &known.nodes {
+            state.nodes.set_lineage(*node, *lineage);
+        }
+        for (volume, head, referenced) in &known.volumes {
+            let volume_state = VolumeState { head: *head, held: false, referenced: Arc::clone(referenced) };
+            state.volumes.insert(*volume, volume_state);
+        }
+    }
+
+    fn contradiction(&self, what: impl Into<String>) -> RecoverError {
+        RecoverError::Contradiction { shard: self.index, what: what.into() }
+    }
+
+    fn io(&self) -> impl Fn(IoError) -> RecoverError + use<> {
+        let shard = self.index;
+        move |source| RecoverError::Io { shard, source }
+    }
+
+    /// The newest whole root. A copy that differs from its twin is named.
+    async fn find_root(&self) -> Result<RootRecord, RecoverError> {
+        let mut best: Option<RootRecord> = None;
+        let mut torn = Vec::new();
+        for slot in 0..2 {
+            let mut found = Vec::new();
+            for (copy, device) in self.copies().into_iter().enumerate() {
+                let block = self.geometry.root_slot(copy as u64, self.index, slot);
+                let offset = block * BLOCK_BYTES as u64;
+                let (result, bytes) = device.read(offset, DmaBuf::uninit(BLOCK_BYTES)).await;
+                result.map_err(self.io())?;
+                found.push((RootRecord::decode(self.pool, self.index, &bytes), offset, device));
+            }
+            let newest = found.iter().filter_map(|(root, ..)| *root).max_by_key(|root| root.generation);
+            if let Some(newest) = newest {
+                for (root, offset, device) in &found {
+                    if *root != Some(newest) {
+                        torn.push(format!(
+                            "root of shard {} at byte {offset} of {} is damaged or out of date; its other copy was used",
+                            self.index,
+                            device.info().uri
+                        ));
+                    }
+                }
+                if best.is_none_or(|best| newest.generation > best.generation) {
+                    best = Some(newest);
+                }
+            }
+        }
+        torn.into_iter().for_each(|text| self.report(text));
+        best.ok_or(RecoverError::NoRoot { shard: self.index })
+    }
+
+    /// Loads all node records or all bitmaps. Their pages stay in memory.
+    async fn load_records(&self, object: Object) -> Result<(), RecoverError> {
+        let root = self.state.borrow_mut().root(object);
+        let mut stack = vec![(root, LEVELS, 0u64)];
+        while let Some((pointer, level, index)) = stack.pop() {
+            if pointer.is_hole() {
+                continue;
+            }
+            let bytes = self.read_metadata(pointer).await.map_err(self.io())?;
+            if level == 0 {
+                let index = index as u32;
+                let mut state = self.state.borrow_mut();
+                match object {
+                    Object::Nodes if !state.nodes.load(index, &bytes) => {
+                        return Err(self.contradiction(format!("node record {index} is not of this format")));
+                    }
+                    Object::Space => {
+                        state.space.load(RegionId(index), &bytes).map_err(|what| self.contradiction(what))?;
+                    }
+                    _ => {}
+                }
+                continue;
+            }
+            let page = super::pointer::Page::parse(&bytes)
+                .ok_or_else(|| self.contradiction("a page has flags that this format does not know"))?;
+            for (slot, pointer) in page.iter().enumerate() {
+                stack.push((pointer, level - 1, index * FANOUT as u64 + slot as u64));
+            }
+            self.state.borrow_mut().pages.insert_clean(pointer.block(), page, object, level - 1);
+        }
+        Ok(())
+    }
+
+    async fn replay(&self, from: u64) -> Result<(), RecoverError> {
+        let blocks = self.read_journal(from).await?;
+        let durable = blocks.last().map_or(from, |block| block.durable);
+        let mut renamed: HashMap<NodeId, NodeId> = HashMap::new();
+        let mut newest: Epoch = 0;
+        for block in blocks {
+            let certain = block.sequence < durable;
+            for record in block.records {
+                newest = newest.max(self.replay_record(record, certain, &mut renamed).await?);
+            }
+        }
+        let mut state = self.state.borrow_mut();
+        state.epoch = state.epoch.max(newest);
+        Ok(())
+    }
+
+    /// The journal's blocks from `from` on, up to the first that is whole in neither copy.
+    async fn read_journal(&self, from: u64) -> Result<Vec<JournalBlock>, RecoverError> {
+        let size = u64::from(self.geometry.journal_blocks);
+        let mut rings = Vec::new();
+        for (copy, device) in self.copies().into_iter().enumerate() {
+            let start = self.geometry.journal(copy as u64, self.index) * BLOCK_BYTES as u64;
+            let (result, ring) = device.read(start, DmaBuf::uninit(size as usize * BLOCK_BYTES)).await;
+            result.map_err(self.io())?;
+            rings.push(ring);
+        }
+        let at = |copy: usize, sequence: u64| {
+            let place = (sequence % size) as usize * BLOCK_BYTES;
+            decode_block(self.pool, self.index, &rings[copy][place..place + BLOCK_BYTES])
+                .filter(|block| block.sequence == sequence)
+        };
+        let mut blocks = Vec::new();
+        let mut sequence = from;
+        while sequence < from + size {
+            let found = [at(0, sequence), at(1, sequence)];
+            if found[0] != found[1] {
+                let bad = usize::from(found[0].is_some());
+                self.report(format!(
+                    "journal block {sequence} of shard {} in copy {bad} is damaged or missing; its other copy was used",
+                    self.index
+                ));
+            }
+            let [first, second] = found;
+            let Some(block) = first.or(second) else { break };
+            blocks.push(block);
+            sequence += 1;
+        }
+        // Blocks written side by side may be torn by a power cut, so a later one alone proves nothing; one that was
+        // written after this one had been flushed does.
+        let later = (sequence + 1..from + size).filter_map(|later| at(0, later).or_else(|| at(1, later)));
+        if later.into_iter().any(|block| block.durable > sequence) {
+            return Err(self.contradiction(format!(
+                "journal block {sequence} is damaged in both copies while later blocks are there; \
+                 importing would lose acknowledged writes"
+            )));
+        }
+        // A whole lap is passed over, so that no such block can ever be taken for a later one.
+        self.state.borrow_mut().journal.skip_to(from + size);
+        Ok(blocks)
+    }
+
+    /// Applies one record. Returns its epoch.
+    async fn replay_record(
+        &self,
+        record: Record,
+        certain: bool,
+        renamed: &mut HashMap<NodeId, NodeId>,
+    ) -> Result<Epoch, RecoverError> {
+        let resolve = |node: NodeId, renamed: &HashMap<NodeId, NodeId>| {
+            let mut node = node;
+            while let Some(next) = renamed.get(&node) {
+                node = *next;
+            }
+            node
+        };
+        let known = |node: NodeId| self.state.borrow().nodes.contains(node);
+        match record {
+            Record::Seal { node, successor, epoch } => {
+                if !known(successor) {
+                    renamed.insert(successor, node);
+                }
+                Ok(epoch)
+            }
+            Record::Map { node, slot, block, birth, crcs } => {
+                let node = resolve(node, renamed);
+                // A node that the catalog no longer has was deleted; so was all that was written to it.
+                if known(node) && (certain || self.data_arrived(block, &crcs).await?) {
+                    self.make_ready(node, slot).await?;
+                    let extent = Extent { block, count: crcs.len() as u32 };
+                    let mapped = self.state.borrow_mut().map(node, slot, extent, birth, &crcs);
+                    mapped.map_err(|error| self.contradiction(format!("replay: {error}")))?;
+                }
+                Ok(birth)
+            }
+            Record::Unmap { node, slot, count, birth } => {
+                let node = resolve(node, renamed);
+                if known(node) {
+                    self.make_ready(node, slot).await?;
+                    let unmapped = self.state.borrow_mut().unmap(node, slot, usize::from(count), birth);
+                    unmapped.map_err(|error| self.contradiction(format!("replay: {error}")))?;
+                }
+                Ok(birth)
+            }
+        }
+    }
+
+    async fn make_ready(&self, node: NodeId, slot: u64) -> Result<(), RecoverError> {
+        loop {
+            let prepared = self.state.borrow_mut().prepare(Object::Node(node), slot / FANOUT as u64);
+            match prepared {
+                Ok(()) | Err(Need::Journal) => return Ok(()),
+                Err(Need::Load(missing)) => self.load(missing).await.map_err(self.io())?,
+                Err(Need::Metadata) => {
+                    return Err(self.contradiction("no metadata space is left to replay the journal"));
+                }
+            }
+        }
+    }
+
+    /// Whether the data that a record maps is what it was when the record was made.
+    async fn data_arrived(&self, block: super::pointer::Block, crcs: &[u32]) -> Result<bool, RecoverError> {
+        let device = self.device(block).map_err(self.io())?;
+        let buf = DmaBuf::uninit(crcs.len() * BLOCK_BYTES);
+        let (result, bytes) = device.read(block.offset(), buf).await;
+        result.map_err(self.io())?;
+        Ok(bytes.chunks_exact(BLOCK_BYTES).zip(crcs).all(|(block, crc)| crc32c::crc32c(block) == *crc))
+    }
+}

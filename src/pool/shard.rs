@@ -1,0 +1,423 @@
+//! A shard: one part of a pool, owned by one reactor, with its own trees, space, journal and commits. Nothing in it
+//! is ever touched by another core, so nothing in it is locked; what must wait, waits on [`Shard::changed`].
+//!
+//! What survives a crash: the last commit, plus every journal block that reached the devices.
+#![forbid(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use uuid::Uuid;
+
+use super::cache::Missing;
+use super::label::Geometry;
+use super::node::{Lineage, NodeId};
+use super::pointer::{BLOCK_BYTES, Block, Epoch, Page, Pointer};
+use super::space::{RegionId, RegionKind, SpaceError, Use};
+use super::tree::{Need, State, VolumeId, VolumeState};
+use crate::device::{Device, IoError};
+use crate::memory::DmaBuf;
+use crate::reactor::sync::{Event, Semaphore};
+
+/// What a shard asks of its pool when it runs out of space, or gives back.
+pub trait Regions {
+    /// More regions of a kind, durable in the catalog; none when the pool has no more.
+    fn grant(&self, shard: u16, what: Use) -> Pin<Box<dyn Future<Output = Vec<(RegionId, RegionKind)>>>>;
+    /// Empty regions that the shard no longer uses.
+    fn give_back(&self, shard: u16, regions: Vec<RegionId>) -> Pin<Box<dyn Future<Output = ()>>>;
+}
+
+/// A shard that is open.
+pub struct Shard {
+    pub(super) pool: Uuid,
+    pub(super) index: u16,
+    pub(super) devices: Rc<[Device]>,
+    pub(super) geometry: Geometry,
+    pub(super) state: RefCell<State>,
+    /// Something happened that waiters may be waiting for: a commit ended, space came, a fence opened.
+    pub(super) changed: Event,
+    /// The background committer has work.
+    pub(super) wake: Event,
+    pub(super) commit_lock: Semaphore,
+    journal_lock: Semaphore,
+    grant_lock: Semaphore,
+    /// Commits must wait: a snapshot is between its fence and its catalog record.
+    pub(super) commit_hold: Cell<u32>,
+    /// Journal records that the commit under way makes durable.
+    pub(super) commit_covers: Cell<u64>,
+    /// The last durable commit.
+    pub(super) durable_generation: Cell<u64>,
+    /// Reads under way, by the generation in which they began.
+    reads: RefCell<BTreeMap<u64, u32>>,
+    regions: RefCell<Option<Rc<dyn Regions>>>,
+    /// Texts that name damage found and what was done.
+    damage: RefCell<Vec<String>>,
+    /// Set by the first error after which the shard in memory can no longer be trusted.
+    fault: Cell<Option<&'static str>>,
+    pub(super) closed: Cell<bool>,
+    /// The pool has no region left for this shard; cleared when space returns.
+    pub(super) full: Cell<bool>,
+}
+
+/// Keeps the blocks that a read may look at from being written again.
+pub(super) struct ReadGuard<'a> {
+    shard: &'a Shard,
+    generation: u64,
+}
+
+impl Drop for ReadGuard<'_> {
+    fn drop(&mut self) {
+        let mut reads = self.shard.reads.borrow_mut();
+        if let Some(count) = reads.get_mut(&self.generation) {
+            *count -= 1;
+            if *count == 0 {
+                reads.remove(&self.generation);
+                drop(reads);
+                if self.generation <= self.shard.durable_generation.get() {
+                    self.shard.release();
+                }
+            }
+        }
+    }
+}
+
+impl Shard {
+    /// A shard around a state that was created or recovered.
+    pub(super) fn new(pool: Uuid, devices: Rc<[Device]>, geometry: Geometry, state: State) -> Shard {
+        Shard {
+            pool,
+            index: state.shard,
+            devices,
+            geometry,
+            durable_generation: Cell::new(state.generation - 1),
+            state: RefCell::new(state),
+            changed: Event::new(),
+            wake: Event::new(),
+            commit_lock: Semaphore::new(1),
+            journal_lock: Semaphore::new(1),
+            grant_lock: Semaphore::new(1),
+            commit_hold: Cell::new(0),
+            commit_covers: Cell::new(0),
+            reads: RefCell::default(),
+            regions: RefCell::new(None),
+            damage: RefCell::default(),
+            fault: Cell::new(None),
+            closed: Cell::new(false),
+            full: Cell::new(false),
+        }
+    }
+
+    /// Connects the shard to its pool.
+    pub(super) fn set_regions(&self, regions: Rc<dyn Regions>) {
+        *self.regions.borrow_mut() = Some(regions);
+    }
+
+    /// Damage found since the shard was opened.
+    pub fn damage(&self) -> Vec<String> {
+        self.damage.borrow().clone()
+    }
+
+    pub(super) fn report(&self, text: String) {
+        tracing::warn!(pool = %self.pool, shard = self.index, "{text}");
+        let mut damage = self.damage.borrow_mut();
+        if damage.len() < 1000 && !damage.contains(&text) {
+            damage.push(text);
+        }
+    }
+
+    /// The shard cannot go on: what is in memory and what is on the devices no longer fit together.
+    pub(super) fn fail(&self, why: &'static str) -> IoError {
+        if self.fault.get().is_none() {
+            self.fault.set(Some(why));
+            self.report(format!("shard {} stopped: {why}", self.index));
+        }
+        self.changed.notify();
+        IoError::Internal(why)
+    }
+
+    pub(super) fn fail_space(&self, error: SpaceError) -> IoError {
+        self.report(error.to_string());
+        self.fail("the space bitmap contradicts the tree")
+    }
+
+    pub(super) fn check(&self) -> Result<(), IoError> {
+        match self.fault.get() {
+            Some(why) => Err(IoError::Internal(why)),
+            None if self.closed.get() => Err(IoError::Gone),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn enter(&self) -> ReadGuard<'_> {
+        let generation = self.state.borrow().generation;
+        *self.reads.borrow_mut().entry(generation).or_insert(0) += 1;
+        ReadGuard { shard: self, generation }
+    }
+
+    /// Lets freed blocks be used again as far as commits and reads allow.
+    pub(super) fn release(&self) {
+        let oldest = self.reads.borrow().keys().next().copied().unwrap_or(u64::MAX);
+        let upto = self.durable_generation.get().min(oldest.saturating_sub(1));
+        if self.state.borrow_mut().space.release(upto) > 0 {
+            self.full.set(false);
+            self.changed.notify();
+        }
+    }
+
+    /// Brings a page into memory.
+    pub(super) async fn load(&self, missing: Missing) -> Result<(), IoError> {
+        let guard = self.enter();
+        let bytes = self.read_metadata(missing.pointer).await?;
+        let page =
+            Page::parse(&bytes).ok_or(IoError::Unrecovered { offset: missing.pointer.block().offset() })?;
+        self.state.borrow_mut().pages.insert_clean(
+            missing.pointer.block(),
+            page,
+            missing.object,
+            missing.level,
+        );
+        drop(guard);
+        Ok(())
+    }
+
+    /// Reads a metadata block; a damaged first copy is healed from the second.
+    pub(super) async fn read_metadata(&self, pointer: Pointer) -> Result<DmaBuf, IoError> {
+        let first = pointer.block();
+        let second = self.state.borrow().space.twin(first);
+        let mut failure = IoError::Unrecovered { offset: first.offset() };
+        for (copy, block) in [Some(first), second].into_iter().flatten().enumerate() {
+            let device = self.device(block)?;
+            let (result, bytes) = device.read(block.offset(), DmaBuf::uninit(BLOCK_BYTES)).await;
+            match result {
+                Ok(()) if crc32c::crc32c(&bytes) == pointer.crc() => {
+                    if copy == 1 {
+                        self.report(format!(
+                            "metadata block at byte {} of {} is damaged; its second copy was used and it was rewritten",
+                            first.offset(),
+                            self.device(first)?.info().uri,
+                        ));
+                        self.device(first)?.write(first.offset(), DmaBuf::copy_of(&bytes).freeze()).await?;
+                    }
+                    return Ok(bytes);
+                }
+                Ok(()) => {}
+                Err(error) => failure = error,
+            }
+        }
+        self.report(format!(
+            "metadata block at byte {} of {} is damaged in both copies",
+            first.offset(),
+            self.device(first)?.info().uri
+        ));
+        Err(failure)
+    }
+
+    /// The device that a block lies on; a pointer may name one that is not there.
+    pub(super) fn device(&self, block: Block) -> Result<&Device, IoError> {
+        self.devices.get(block.vdev()).ok_or(IoError::Unrecovered { offset: block.offset() })
+    }
+
+    /// The devices that hold the two copies of this shard's root and journal.
+    pub(super) fn copies(&self) -> [&Device; 2] {
+        let home = |copy: usize| &self.devices[(usize::from(self.index) + copy) % self.devices.len()];
+        [home(0), home(1)]
+    }
+
+    pub(super) async fn flush_devices(&self) -> Result<(), IoError> {
+        flush_all(&self.devices).await
+    }
+
+    /// Writes all journal records so far. Returns what [`mark_durable`](Shard::mark_durable) takes after the devices
+    /// were flushed; `None` when everything is durable already.
+    pub async fn write_journal(&self) -> Result<Option<(u64, u64)>, IoError> {
+        let target = self.state.borrow().journal.appended();
+        let lock = self.journal_lock.acquire(1).await;
+        loop {
+            self.check()?;
+            if self.state.borrow().journal.durable() >= target {
+                return Ok(None);
+            }
+            if self.commit_covers.get() < target {
+                break;
+            }
+            self.changed.wait().await;
+        }
+        let batch = self.state.borrow_mut().journal.take_batch();
+        if let Some(batch) = batch {
+            let size = self.state.borrow().journal.size();
+            let blocks = (batch.bytes.len() / BLOCK_BYTES) as u64;
+            for (copy, device) in self.copies().into_iter().enumerate() {
+                let start = self.geometry.journal(copy as u64, self.index);
+                let at = batch.first % size;
+                let before_end = blocks.min(size - at) as usize * BLOCK_BYTES;
+                let (head, tail) = batch.bytes.split_at(before_end);
+                for (place, part) in [(at, head), (0, tail)] {
+                    if !part.is_empty() {
+                        let data = DmaBuf::copy_of(part).freeze();
+                        let written = device.write((start + place) * BLOCK_BYTES as u64, data).await;
+                        written.map_err(|_| self.fail("the journal could not be written"))?;
+                    }
+                }
+            }
+            self.state.borrow_mut().journal.batch_written(&batch);
+        }
+        drop(lock);
+        Ok(Some(self.state.borrow().journal.mark()))
+    }
+
+    /// The devices were flushed after [`write_journal`](Shard::write_journal) returned `mark`.
+    pub fn mark_durable(&self, mark: (u64, u64)) {
+        self.state.borrow_mut().journal.mark_durable(mark);
+    }
+
+    /// Does what a change was found to need.
+    pub(super) async fn meet(&self, need: Need) -> Result<(), IoError> {
+        self.check()?;
+        match need {
+            Need::Load(missing) => self.load(missing).await,
+            Need::Metadata => self.make_space(Use::Metadata).await,
+            Need::Journal => self.commit().await,
+        }
+    }
+
+    /// Gets more free blocks: new regions if the pool has any, else blocks that a commit sets free.
+    pub(super) async fn make_space(&self, what: Use) -> Result<(), IoError> {
+        let before = self.state.borrow().space.free_blocks(what);
+        if self.grow(what).await {
+            return Ok(());
+        }
+        let held = self.state.borrow().space.held_blocks(what);
+        if held > 0 {
+            self.commit().await?;
+            self.release();
+        }
+        // Reserved or read blocks may come back by themselves; a caller that must wait for them says so.
+        if self.state.borrow().space.free_blocks(what) > before {
+            return Ok(());
+        }
+        self.full.set(true);
+        Err(IoError::CapacityExceeded)
+    }
+
+    /// Asks the pool for regions. False when it has none.
+    pub(super) async fn grow(&self, what: Use) -> bool {
+        let had = self.state.borrow().space.regions().count();
+        let lock = self.grant_lock.acquire(1).await;
+        if self.state.borrow().space.regions().count() > had {
+            return true;
+        }
+        let Some(regions) = self.regions.borrow().clone() else { return false };
+        let granted = regions.grant(self.index, what).await;
+        drop(lock);
+        let mut state = self.state.borrow_mut();
+        for (id, kind) in &granted {
+            state.space.add(*id, *kind);
+        }
+        drop(state);
+        if !granted.is_empty() {
+            self.full.set(false);
+            self.changed.notify();
+        }
+        !granted.is_empty()
+    }
+
+    pub(super) async fn give_back(&self, regions: Vec<RegionId>) {
+        let link = self.regions.borrow().clone();
+        if let Some(link) = link {
+            link.give_back(self.index, regions).await;
+        }
+    }
+
+    /// Tells the shard about a node.
+    pub fn set_lineage(&self, node: NodeId, lineage: Lineage) {
+        self.state.borrow_mut().nodes.set_lineage(node, lineage);
+    }
+
+    /// Forgets a node that is gone from the catalog.
+    pub fn forget(&self, node: NodeId) {
+        self.state.borrow_mut().nodes.forget(node);
+    }
+
+    /// Tells the shard where a volume's writes go.
+    pub fn set_volume(&self, volume: VolumeId, head: NodeId, referenced: Arc<AtomicU64>) {
+        let state = VolumeState { head, held: false, referenced };
+        self.state.borrow_mut().volumes.insert(volume, state);
+        self.changed.notify();
+    }
+
+    /// Forgets a deleted volume: further I/O is refused.
+    pub fn remove_volume(&self, volume: VolumeId) {
+        self.state.borrow_mut().volumes.remove(&volume);
+        self.changed.notify();
+    }
+
+    /// Sees to it that the journal can take the records of a seal.
+    pub async fn make_journal_room(&self) -> Result<(), IoError> {
+        match self.state.borrow().journal.room() < 8 {
+            true => {}
+            false => return Ok(()),
+        }
+        self.commit().await
+    }
+
+    /// First half of the fence: no change of these volumes' maps from now on until [`seal`](Shard::seal) or
+    /// [`open_fence`](Shard::open_fence).
+    pub fn fence(&self, volumes: &[VolumeId]) {
+        let mut state = self.state.borrow_mut();
+        for volume in volumes {
+            if let Some(volume) = state.volumes.get_mut(volume) {
+                volume.held = true;
+            }
+        }
+        self.commit_hold.set(self.commit_hold.get() + 1);
+    }
+
+    /// Second half of the fence: each head ends and its successor goes on in `epoch`. Commits wait until
+    /// [`settle`](Shard::settle).
+    pub fn seal(&self, changes: &[(VolumeId, NodeId, NodeId)], parents: &[(NodeId, Lineage)], epoch: Epoch) {
+        let mut state = self.state.borrow_mut();
+        for (node, lineage) in parents {
+            state.nodes.set_lineage(*node, *lineage);
+        }
+        for (volume, node, successor) in changes {
+            let record = super::journal::Record::Seal { node: *node, successor: *successor, epoch };
+            state.record(&record);
+            if let Some(volume) = state.volumes.get_mut(volume) {
+                volume.head = *successor;
+                volume.held = false;
+            }
+        }
+        state.epoch = state.epoch.max(epoch);
+        drop(state);
+        self.changed.notify();
+    }
+
+    /// Gives the fence up without a seal.
+    pub fn open_fence(&self, volumes: &[VolumeId]) {
+        let mut state = self.state.borrow_mut();
+        for volume in volumes {
+            if let Some(volume) = state.volumes.get_mut(volume) {
+                volume.held = false;
+            }
+        }
+        drop(state);
+        self.settle();
+    }
+
+    /// The catalog knows of the seal: commits may go on.
+    pub fn settle(&self) {
+        self.commit_hold.set(self.commit_hold.get().saturating_sub(1));
+        self.changed.notify();
+    }
+}
+
+/// Flushes every device that has a write cache, side by side.
+pub(super) async fn flush_all(devices: &[Device]) -> Result<(), IoError> {
+    let cached = devices.iter().filter(|device| device.info().write_cache);
+    super::join::all(cached.map(|device| device.flush())).await.into_iter().collect()
+}

@@ -1,0 +1,588 @@
+//! The space of one shard: which blocks of its regions are in use.
+//!
+//! A shard owns whole regions. *Data* regions hold volume data; *metadata* regions come in pairs, and every
+//! metadata block is written to the same offset of both, so that each page has a second copy far from the first
+//! (on another device when there is one).
+//!
+//! A block is in one of three states: free, used, or *held*. A block reserved for a write is held until the write
+//! is mapped. A freed block is held until the commit that no longer refers to it is durable and every read that
+//! might still look at it has ended; only then it may be written again. What a commit stores is the used state
+//! alone: held blocks are free as of that commit.
+//!
+//! A region's stored form is one block: a header and its bitmap ([`Region::encode`]).
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::label::Geometry;
+use super::pointer::{BLOCK_BYTES, Block};
+
+/// A region: the vdev in the top 8 of 32 bits, its index on that vdev below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RegionId(pub u32);
+
+impl RegionId {
+    /// Region `index` of `vdev`.
+    pub fn new(vdev: u8, index: u32) -> RegionId {
+        assert!(index < 1 << 24, "a device has fewer than 2^24 regions");
+        RegionId(u32::from(vdev) << 24 | index)
+    }
+
+    /// The vdev.
+    pub fn vdev(self) -> u8 {
+        (self.0 >> 24) as u8
+    }
+
+    /// The index on its vdev.
+    pub fn index(self) -> u32 {
+        self.0 & 0xFF_FFFF
+    }
+}
+
+/// What a region is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RegionKind {
+    /// Volume data.
+    Data,
+    /// First copies of metadata; the second copies are in `twin`.
+    Metadata {
+        /// The region of the second copies.
+        twin: RegionId,
+    },
+}
+
+const MAGIC: [u8; 4] = *b"RMSP";
+const WORDS_MAX: usize = 16384 / 64;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RawRegion {
+    magic: [u8; 4],
+    region: U32,
+    used: U32,
+    blocks: U32,
+    shard: U16,
+    reserved: [u8; 46],
+    bits: [u8; WORDS_MAX * 8],
+    tail: [u8; BLOCK_BYTES - 64 - WORDS_MAX * 8],
+}
+
+const _: () = assert!(size_of::<RawRegion>() == BLOCK_BYTES);
+
+struct Region {
+    kind: RegionKind,
+    first: Block,
+    used: Vec<u64>,
+    held: Vec<u64>,
+    /// Blocks neither used nor held.
+    free: u32,
+    used_count: u32,
+}
+
+/// Blocks freed under one commit generation.
+struct Held {
+    generation: u64,
+    blocks: Vec<Block>,
+}
+
+/// Which kind of block an allocation wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// Volume data.
+    Data,
+    /// Pages, node records, bitmaps.
+    Metadata,
+}
+
+/// A freed or allocated block that the bitmaps say cannot be: the pool's metadata contradicts itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("block {block:?} is {found}, though the tree says otherwise")]
+pub struct SpaceError {
+    /// The block.
+    pub block: Block,
+    /// "free", "in use" or "not in a region of this shard".
+    pub found: &'static str,
+}
+
+#[derive(Default)]
+struct Pool {
+    free: u64,
+    used: u64,
+    held: u64,
+    cursor: Option<(RegionId, u32)>,
+}
+
+/// The space of one shard.
+pub struct Space {
+    shard: u16,
+    geometry: Geometry,
+    regions: BTreeMap<RegionId, Region>,
+    data: Pool,
+    metadata: Pool,
+    queue: VecDeque<Held>,
+    dirty: BTreeSet<RegionId>,
+}
+
+impl Space {
+    /// No regions yet.
+    pub fn new(shard: u16, geometry: Geometry) -> Space {
+        Space {
+            shard,
+            geometry,
+            regions: BTreeMap::new(),
+            data: Pool::default(),
+            metadata: Pool::default(),
+            queue: VecDeque::new(),
+            dirty: BTreeSet::new(),
+        }
+    }
+
+    /// Adds an empty region.
+    pub fn add(&mut self, id: RegionId, kind: RegionKind) {
+        let words = self.geometry.region_blocks as usize / 64;
+        let region = Region {
+            kind,
+            first: Block::new(id.vdev(), self.geometry.region(id.index())),
+            used: vec![0; words],
+            held: vec![0; words],
+            free: self.geometry.region_blocks,
+            used_count: 0,
+        };
+        self.pool_mut(kind).free += u64::from(region.free);
+        self.regions.insert(id, region);
+    }
+
+    /// Loads the stored form of a region that was [added](Space::add) before.
+    pub fn load(&mut self, id: RegionId, stored: &[u8]) -> Result<(), &'static str> {
+        let raw = RawRegion::ref_from_bytes(stored).map_err(|_| "a region record is one block")?;
+        if raw.magic != MAGIC || raw.region.get() != id.0 || raw.shard.get() != self.shard {
+            return Err("a region record names another region or shard");
+        }
+        if raw.blocks.get() != self.geometry.region_blocks {
+            return Err("a region record has another region size");
+        }
+        let Some(region) = self.regions.get_mut(&id) else {
+            return Err("a region record without its region");
+        };
+        let kind = region.kind;
+        for (word, bytes) in region.used.iter_mut().zip(raw.bits.chunks_exact(8)) {
+            *word = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        }
+        let used: u32 = region.used.iter().map(|word| word.count_ones()).sum();
+        if used != raw.used.get() {
+            return Err("a region record's count does not fit its bitmap");
+        }
+        region.free -= used;
+        region.used_count = used;
+        let pool = self.pool_mut(kind);
+        pool.free -= u64::from(used);
+        pool.used += u64::from(used);
+        Ok(())
+    }
+
+    /// The stored form of a region, one block.
+    pub fn encode(&self, id: RegionId) -> Vec<u8> {
+        let region = &self.regions[&id];
+        let mut bits = [0; WORDS_MAX * 8];
+        for (bytes, word) in bits.chunks_exact_mut(8).zip(&region.used) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        let raw = RawRegion {
+            magic: MAGIC,
+            region: id.0.into(),
+            used: region.used_count.into(),
+            blocks: self.geometry.region_blocks.into(),
+            shard: self.shard.into(),
+            reserved: [0; 46],
+            bits,
+            tail: [0; BLOCK_BYTES - 64 - WORDS_MAX * 8],
+        };
+        raw.as_bytes().to_vec()
+    }
+
+    /// Regions whose stored form has changed since the last call.
+    pub fn take_dirty(&mut self) -> BTreeSet<RegionId> {
+        std::mem::take(&mut self.dirty)
+    }
+
+    /// Whether anything changed since the last [`take_dirty`](Space::take_dirty).
+    pub fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// Allocates up to `want` adjacent blocks, at least one, and marks them used; `None` when no block is free.
+    pub fn allocate(&mut self, what: Use, want: u32) -> Option<(Block, u32)> {
+        let (first, count) = self.reserve(what, want)?;
+        for i in 0..u64::from(count) {
+            let claimed = self.claim(first.add(i));
+            debug_assert!(claimed.is_ok(), "a reserved block is not in use");
+        }
+        Some((first, count))
+    }
+
+    /// Reserves up to `want` adjacent blocks, at least one, for a write whose data is still on its way. They are
+    /// held, not used: a commit in between does not count them. Ends in [`claim`](Space::claim) or
+    /// [`cancel`](Space::cancel).
+    pub fn reserve(&mut self, what: Use, want: u32) -> Option<(Block, u32)> {
+        let pool = self.pool(what);
+        if pool.free == 0 {
+            return None;
+        }
+        let blocks = self.geometry.region_blocks;
+        let (start, offset) = pool.cursor.unwrap_or((RegionId(0), 0));
+        let matches =
+            |region: &Region| (region.kind == RegionKind::Data) == (what == Use::Data) && region.free > 0;
+        let after = self.regions.range(start..).chain(self.regions.range(..start));
+        let id = after.filter(|(_, region)| matches(region)).map(|(id, _)| *id).next()?;
+        let from = if id == start { offset } else { 0 };
+        let region = self.regions.get_mut(&id)?;
+        // From the cursor to the end, then the part before the cursor.
+        let (at, count) = region.find(from, blocks, want).or_else(|| region.find(0, from, want))?;
+        for offset in at..at + count {
+            region.held[offset as usize / 64] |= 1 << (offset % 64);
+        }
+        region.free -= count;
+        let first = region.first.add(u64::from(at));
+        let kind = region.kind;
+        let next =
+            if region.free == 0 || at + count == blocks { (RegionId(id.0 + 1), 0) } else { (id, at + count) };
+        let pool = self.pool_mut(kind);
+        pool.free -= u64::from(count);
+        pool.held += u64::from(count);
+        pool.cursor = Some(next);
+        Some((first, count))
+    }
+
+    /// Marks a block as used: one that was reserved, or one that a journal record names.
+    pub fn claim(&mut self, block: Block) -> Result<(), SpaceError> {
+        let (id, offset, region) = self.region_mut(block)?;
+        let (word, bit) = (offset as usize / 64, 1u64 << (offset % 64));
+        if region.used[word] & bit != 0 {
+            return Err(SpaceError { block, found: "in use" });
+        }
+        region.used[word] |= bit;
+        region.used_count += 1;
+        let was_held = region.held[word] & bit != 0;
+        region.held[word] &= !bit;
+        if !was_held {
+            region.free -= 1;
+        }
+        let kind = region.kind;
+        let pool = self.pool_mut(kind);
+        pool.used += 1;
+        if was_held {
+            pool.held -= 1;
+        } else {
+            pool.free -= 1;
+        }
+        self.dirty.insert(id);
+        Ok(())
+    }
+
+    /// Frees a block under commit generation `generation`: unused from now on, but held.
+    pub fn free(&mut self, block: Block, generation: u64) -> Result<(), SpaceError> {
+        let (id, offset, region) = self.region_mut(block)?;
+        let (word, bit) = (offset as usize / 64, 1u64 << (offset % 64));
+        if region.used[word] & bit == 0 {
+            return Err(SpaceError { block, found: "free" });
+        }
+        region.used[word] &= !bit;
+        region.used_count -= 1;
+        region.held[word] |= bit;
+        let kind = region.kind;
+        let pool = self.pool_mut(kind);
+        pool.used -= 1;
+        pool.held += 1;
+        self.dirty.insert(id);
+        match self.queue.back_mut() {
+            Some(held) if held.generation == generation => held.blocks.push(block),
+            _ => self.queue.push_back(Held { generation, blocks: vec![block] }),
+        }
+        Ok(())
+    }
+
+    /// Gives back a reserved block whose write failed.
+    pub fn cancel(&mut self, block: Block) {
+        let Ok((_, offset, region)) = self.region_mut(block) else { return };
+        let (word, bit) = (offset as usize / 64, 1u64 << (offset % 64));
+        if region.held[word] & bit == 0 || region.used[word] & bit != 0 {
+            return;
+        }
+        region.held[word] &= !bit;
+        region.free += 1;
+        let kind = region.kind;
+        let pool = self.pool_mut(kind);
+        pool.held -= 1;
+        pool.free += 1;
+    }
+
+    /// Ends the holding of all blocks freed under `generation` or before. Returns how many became free.
+    pub fn release(&mut self, generation: u64) -> u64 {
+        let mut released = 0;
+        while self.queue.front().is_some_and(|held| held.generation <= generation) {
+            let Some(held) = self.queue.pop_front() else { break };
+            for block in held.blocks {
+                let Ok((_, offset, region)) = self.region_mut(block) else { continue };
+                let (word, bit) = (offset as usize / 64, 1u64 << (offset % 64));
+                if region.held[word] & bit == 0 {
+                    continue;
+                }
+                region.held[word] &= !bit;
+                let free = region.used[word] & bit == 0;
+                if free {
+                    region.free += 1;
+                }
+                let kind = region.kind;
+                let pool = self.pool_mut(kind);
+                pool.held -= 1;
+                if free {
+                    pool.free += 1;
+                    released += 1;
+                }
+            }
+        }
+        released
+    }
+
+    /// Takes up to `count` wholly free data regions out, leaving at least `keep` of them.
+    pub fn take_empty(&mut self, count: usize, keep: usize) -> Vec<RegionId> {
+        let blocks = self.geometry.region_blocks;
+        let cursor = self.data.cursor.map(|(id, _)| id);
+        let empty: Vec<RegionId> = self
+            .regions
+            .iter()
+            .filter(|(id, region)| {
+                region.kind == RegionKind::Data && region.free == blocks && Some(**id) != cursor
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        let take = empty.len().saturating_sub(keep).min(count);
+        let taken: Vec<RegionId> = empty.into_iter().rev().take(take).collect();
+        for id in &taken {
+            self.regions.remove(id);
+            self.dirty.remove(id);
+            self.data.free -= u64::from(blocks);
+        }
+        taken
+    }
+
+    /// Where the second copy of a metadata block is.
+    pub fn twin(&self, block: Block) -> Option<Block> {
+        let (index, offset) = self.geometry.region_of(block)?;
+        match self.regions.get(&RegionId::new(block.vdev() as u8, index))?.kind {
+            RegionKind::Metadata { twin } => {
+                Some(Block::new(twin.vdev(), self.geometry.region(twin.index()) + u64::from(offset)))
+            }
+            RegionKind::Data => None,
+        }
+    }
+
+    /// Whether `block` is marked as used.
+    #[cfg(test)]
+    pub fn is_used(&self, block: Block) -> bool {
+        self.geometry.region_of(block).is_some_and(|(index, offset)| {
+            self.regions
+                .get(&RegionId::new(block.vdev() as u8, index))
+                .is_some_and(|region| region.used[offset as usize / 64] & (1 << (offset % 64)) != 0)
+        })
+    }
+
+    /// Every used block, in order.
+    pub fn used_blocks(&self) -> impl Iterator<Item = Block> + '_ {
+        self.regions.values().flat_map(move |region| {
+            (0..self.geometry.region_blocks)
+                .filter(|offset| region.used[*offset as usize / 64] & (1 << (offset % 64)) != 0)
+                .map(|offset| region.first.add(u64::from(offset)))
+        })
+    }
+
+    /// The regions owned.
+    pub fn regions(&self) -> impl Iterator<Item = (RegionId, RegionKind)> + '_ {
+        self.regions.iter().map(|(id, region)| (*id, region.kind))
+    }
+
+    /// Changed regions, metadata regions, and leaf pages of a tree with one slot for each region.
+    pub fn shape(&self) -> (u64, u64, u64) {
+        let metadata = self.regions.values().filter(|region| region.kind != RegionKind::Data).count();
+        let mut leaves = 0;
+        let mut last = None;
+        for id in self.regions.keys() {
+            if last != Some(id.0 >> 8) {
+                leaves += 1;
+                last = Some(id.0 >> 8);
+            }
+        }
+        (self.dirty.len() as u64, metadata as u64, leaves)
+    }
+
+    /// Blocks that can be allocated now.
+    pub fn free_blocks(&self, what: Use) -> u64 {
+        self.pool(what).free
+    }
+
+    /// Blocks in use.
+    pub fn used_count(&self, what: Use) -> u64 {
+        self.pool(what).used
+    }
+
+    /// Blocks freed and held.
+    pub fn held_blocks(&self, what: Use) -> u64 {
+        self.pool(what).held
+    }
+
+    fn pool(&self, what: Use) -> &Pool {
+        match what {
+            Use::Data => &self.data,
+            Use::Metadata => &self.metadata,
+        }
+    }
+
+    fn pool_mut(&mut self, kind: RegionKind) -> &mut Pool {
+        match kind {
+            RegionKind::Data => &mut self.data,
+            RegionKind::Metadata { .. } => &mut self.metadata,
+        }
+    }
+
+    fn region_mut(&mut self, block: Block) -> Result<(RegionId, u32, &mut Region), SpaceError> {
+        let unknown = SpaceError { block, found: "not in a region of this shard" };
+        let (index, offset) = self.geometry.region_of(block).ok_or(unknown)?;
+        let id = RegionId::new(block.vdev() as u8, index);
+        let region = self.regions.get_mut(&id).ok_or(unknown)?;
+        Ok((id, offset, region))
+    }
+}
+
+impl Region {
+    /// The first run of free blocks in `from..to`, at most `want` long, as (offset, length).
+    fn find(&self, from: u32, to: u32, want: u32) -> Option<(u32, u32)> {
+        let taken = |offset: u32| self.used[offset as usize / 64] | self.held[offset as usize / 64];
+        let mut at = from;
+        while at < to {
+            let ahead = !taken(at) >> (at % 64);
+            if ahead == 0 {
+                at = (at / 64 + 1) * 64;
+                continue;
+            }
+            at += ahead.trailing_zeros();
+            if at >= to {
+                return None;
+            }
+            let mut count = 0;
+            while at + count < to && count < want {
+                let offset = at + count;
+                let ahead = taken(offset) >> (offset % 64);
+                let run = ahead.trailing_zeros().min(64 - offset % 64);
+                if run == 0 {
+                    break;
+                }
+                count += run;
+            }
+            return Some((at, count.min(want).min(to - at)));
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn space() -> Space {
+        let geometry = Geometry::choose(64 << 20, 64 << 20, 1, None);
+        let mut space = Space::new(0, geometry);
+        space.add(RegionId::new(0, 0), RegionKind::Metadata { twin: RegionId::new(0, 9) });
+        space.add(RegionId::new(0, 2), RegionKind::Data);
+        space.add(RegionId::new(0, 3), RegionKind::Data);
+        space
+    }
+
+    #[test]
+    fn allocation_is_sequential_and_runs_across_regions_never() {
+        let mut s = space();
+        let (a, n) = s.allocate(Use::Data, 200).unwrap();
+        assert_eq!(n, 200);
+        let (b, n) = s.allocate(Use::Data, 200).unwrap();
+        assert_eq!((b, n), (a.add(200), 56));
+        let (_, n) = s.allocate(Use::Data, 1000).unwrap();
+        assert_eq!(n, 256);
+        assert_eq!(s.allocate(Use::Data, 1), None);
+        assert_eq!(s.free_blocks(Use::Metadata), 256);
+    }
+
+    #[test]
+    fn a_freed_block_is_held_until_released() {
+        let mut s = space();
+        let (a, n) = s.allocate(Use::Data, 256).unwrap();
+        let (_, m) = s.allocate(Use::Data, 256).unwrap();
+        assert_eq!(n + m, 512);
+        s.free(a.add(7), 4).unwrap();
+        assert_eq!(s.free(a.add(7), 4), Err(SpaceError { block: a.add(7), found: "free" }));
+        assert_eq!(s.allocate(Use::Data, 1), None);
+        assert_eq!(s.release(3), 0);
+        assert_eq!(s.release(4), 1);
+        assert_eq!(s.allocate(Use::Data, 5), Some((a.add(7), 1)));
+    }
+
+    #[test]
+    fn stored_form_round_trips_without_the_held_state() {
+        let mut s = space();
+        let (a, _) = s.allocate(Use::Data, 10).unwrap();
+        s.free(a, 1).unwrap();
+        let id = RegionId::new(0, 2);
+        let stored = s.encode(id);
+        let mut t = space();
+        t.load(id, &stored).unwrap();
+        assert!(!t.is_used(a) && t.is_used(a.add(1)) && !t.is_used(a.add(10)));
+        assert_eq!(t.used_count(Use::Data), 9);
+        assert_eq!(t.free_blocks(Use::Data), 512 - 9);
+        assert!(t.load(RegionId::new(0, 3), &stored).is_err());
+    }
+
+    #[test]
+    fn random_walk_agrees_with_a_set() {
+        let seed = std::env::var("SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(0x5EED_u64);
+        println!("SEED={seed}");
+        let mut state = seed;
+        let mut next = move || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as u32
+        };
+        let mut s = space();
+        let (mut used, mut held, mut generation) = (BTreeSet::new(), BTreeSet::new(), 1);
+        for _ in 0..20_000 {
+            match next() % 4 {
+                0 | 1 => {
+                    if let Some((first, n)) = s.allocate(Use::Data, next() % 40 + 1) {
+                        for i in 0..u64::from(n) {
+                            assert!(!held.contains(&first.add(i)));
+                            assert!(used.insert(first.add(i)));
+                        }
+                    } else {
+                        assert_eq!(used.len() + held.len(), 512);
+                    }
+                }
+                2 => {
+                    for _ in 0..next() % 30 {
+                        if let Some(block) = used.iter().nth(next() as usize % used.len().max(1)).copied() {
+                            used.remove(&block);
+                            held.insert(block);
+                            s.free(block, generation).unwrap();
+                        }
+                    }
+                }
+                _ => {
+                    assert_eq!(s.release(generation), held.len() as u64);
+                    held.clear();
+                    generation += 1;
+                }
+            }
+            assert_eq!(s.used_count(Use::Data) as usize, used.len());
+            assert_eq!(s.free_blocks(Use::Data) as usize, 512 - used.len() - held.len());
+        }
+        assert!(s.used_blocks().eq(used.iter().copied()));
+    }
+}

@@ -1,0 +1,86 @@
+//! Pools on memory, whole: what was acknowledged is there after a clean stop, after a crash, and under any tree of
+//! snapshots; and the space adds up.
+
+mod model;
+mod operations;
+mod rot;
+
+use std::rc::Rc;
+
+use crate::device::{Device, OpenOptions};
+use crate::memory::DmaBuf;
+use crate::pool::{Pool, PoolManager, PoolOptions, VolumeSpec};
+use crate::reactor::block_on;
+
+/// A blank device of `mib` MiB.
+fn ram(mib: u64) -> Device {
+    Device::open(&format!("ram:{mib}MiB"), OpenOptions::default()).unwrap()
+}
+
+/// The devices as they would be found after a power cut now: what was written is there, nothing else.
+fn copy_of(devices: &[Device]) -> Vec<Device> {
+    devices.iter().map(|device| Device::ram_from_image(&device.image().unwrap(), 4096).unwrap()).collect()
+}
+
+fn manager() -> PoolManager {
+    PoolManager::new(Vec::new(), 16 << 20)
+}
+
+fn spec(name: &str, mib: u64) -> VolumeSpec {
+    VolumeSpec { name: name.into(), size: mib << 20, block_size: 4096, write_cache: true, uuid: None }
+}
+
+fn run(test: impl Future<Output = ()> + 'static) {
+    block_on(test);
+}
+
+/// Bytes that tell where and when they were written.
+fn pattern(seed: u64, offset: u64, len: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(len);
+    for word in 0..len as u64 / 8 {
+        let value = (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (offset + word * 8))
+            .wrapping_mul(0xD6E8_FEB8_6659_FD93);
+        bytes.extend_from_slice(&value.to_le_bytes());
+    }
+    bytes
+}
+
+async fn write(pool: &Pool, volume: &str, offset: u64, bytes: &[u8]) {
+    let volume = pool.open(volume).await.unwrap();
+    volume.write(offset, DmaBuf::copy_of(bytes).freeze(), false).await.unwrap();
+}
+
+async fn read(pool: &Pool, volume: &str, offset: u64, len: usize) -> Vec<u8> {
+    let volume = pool.open(volume).await.unwrap();
+    let (result, bytes) = volume.read(offset, DmaBuf::uninit(len)).await;
+    result.unwrap();
+    bytes.to_vec()
+}
+
+async fn assert_sound(pool: &Pool) {
+    let wrong = pool.verify().await.unwrap();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Waits until nothing is being deleted any more, but for nodes that two others still grow from.
+async fn deleted(pool: &Pool) {
+    let mut last = (u64::MAX, 0);
+    for _ in 0..200 {
+        for _ in 0..100 {
+            crate::reactor::yield_now().await;
+        }
+        let info = pool.info().await.unwrap();
+        if info.deleting == 0 || last == (info.allocated, info.deleting) {
+            return;
+        }
+        last = (info.allocated, info.deleting);
+    }
+    panic!("deleting does not end");
+}
+
+async fn pool_on(devices: &[Device]) -> (Rc<PoolManager>, std::sync::Arc<Pool>) {
+    let manager = Rc::new(manager());
+    let options = PoolOptions { shards: Some(4), ..PoolOptions::default() };
+    let pool = manager.create("p", devices.to_vec(), options).await.unwrap();
+    (manager, pool)
+}

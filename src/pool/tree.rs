@@ -1,0 +1,486 @@
+//! A shard's trees in memory: looking a leaf up, making the path to it dirty, mapping and unmapping blocks, and
+//! turning all that into a commit. Everything here is synchronous: what is not in memory is reported as
+//! [`Need::Load`], and the caller reads it and tries again.
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use uuid::Uuid;
+
+use super::cache::{FrameId, Missing, Object, Pages, Parent};
+use super::journal::{Journal, Record};
+use super::label::Geometry;
+use super::node::{NodeId, Nodes};
+use super::pointer::{Block, Epoch, FANOUT, LEVELS, Page, Pointer};
+use super::root::RootRecord;
+use super::space::{Space, SpaceError, Use};
+
+/// A volume's number in its pool; never used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct VolumeId(pub u32);
+
+/// Where a volume's writes go.
+pub struct VolumeState {
+    /// Its head.
+    pub head: NodeId,
+    /// Mapping changes wait: a snapshot is being taken.
+    pub held: bool,
+    /// Blocks that the volume's tree names, over all shards; told to hosts.
+    pub referenced: Arc<AtomicU64>,
+}
+
+/// What must be done before a change can be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// This page must be read.
+    Load(Missing),
+    /// Metadata blocks must become free.
+    Metadata,
+    /// The journal must be emptied by a commit.
+    Journal,
+}
+
+/// Blocks of a write that lie side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// First block.
+    pub block: Block,
+    /// Blocks.
+    pub count: u32,
+}
+
+/// Everything of a shard that is in memory.
+pub struct State {
+    /// The shard's number.
+    pub shard: u16,
+    /// Epoch of new blocks.
+    pub epoch: Epoch,
+    /// Generation of the commit being gathered; `generation - 1` was begun last.
+    pub generation: u64,
+    /// Nodes.
+    pub nodes: Nodes,
+    /// Pages.
+    pub pages: Pages,
+    /// Space.
+    pub space: Space,
+    /// Journal.
+    pub journal: Journal,
+    /// Volumes.
+    pub volumes: HashMap<VolumeId, VolumeState>,
+    nodes_root: Pointer,
+    space_root: Pointer,
+}
+
+/// What a commit writes.
+pub struct Plan {
+    /// Metadata blocks and their bytes, in block order.
+    pub writes: Vec<(Block, Vec<u8>)>,
+    /// What the root slot will say.
+    pub root: RootRecord,
+    /// For [`Journal::end_commit`].
+    pub journal: (u64, u64),
+}
+
+impl State {
+    /// A shard without content.
+    pub fn new(pool: Uuid, shard: u16, geometry: Geometry, page_limit: usize, journal_next: u64) -> State {
+        State {
+            shard,
+            epoch: 1,
+            generation: 1,
+            nodes: Nodes::default(),
+            pages: Pages::new(page_limit),
+            space: Space::new(shard, geometry),
+            journal: Journal::new(pool, shard, u64::from(geometry.journal_blocks), journal_next),
+            volumes: HashMap::new(),
+            nodes_root: Pointer::EMPTY,
+            space_root: Pointer::EMPTY,
+        }
+    }
+
+    /// Takes over what a root slot says.
+    pub fn adopt(&mut self, root: &RootRecord) {
+        self.epoch = root.epoch;
+        self.generation = root.generation + 1;
+        self.nodes_root = root.nodes;
+        self.space_root = root.space;
+        self.nodes.set_reaping(root.reaping);
+    }
+
+    /// Where a tree starts.
+    pub fn root(&mut self, object: Object) -> Pointer {
+        match object {
+            Object::Node(node) => self.nodes.root(node),
+            Object::Nodes => self.nodes_root,
+            Object::Space => self.space_root,
+        }
+    }
+
+    fn set_root(&mut self, object: Object, root: Pointer) {
+        match object {
+            Object::Node(node) => self.nodes.set_root(node, root),
+            Object::Nodes => self.nodes_root = root,
+            Object::Space => self.space_root = root,
+        }
+    }
+
+    /// The leaf page that maps `leaf` in the tree from `root`; `None` where there is a hole.
+    pub fn find_leaf(
+        &mut self,
+        object: Object,
+        root: Pointer,
+        leaf: u64,
+    ) -> Result<Option<FrameId>, Missing> {
+        let mut pointer = root;
+        for level in (0..LEVELS).rev() {
+            if pointer.is_hole() {
+                return Ok(None);
+            }
+            let Some(frame) = self.pages.find(pointer.block()) else {
+                return Err(Missing { pointer, object, level });
+            };
+            if level == 0 {
+                return Ok(Some(frame));
+            }
+            pointer = self.pages.page(frame).get(slot_of(leaf, level));
+        }
+        unreachable!("the loop ends at level 0")
+    }
+
+    /// The first leaf after `leaf` that may not be a hole, judged by the pages in memory.
+    pub fn next_leaf(&mut self, root: Pointer, leaf: u64) -> u64 {
+        let mut pointer = root;
+        for level in (0..LEVELS).rev() {
+            if pointer.is_hole() {
+                // A page of this level would have covered so many leaves.
+                return ((leaf >> (8 * level)) + 1) << (8 * level);
+            }
+            let Some(frame) = self.pages.find(pointer.block()) else { break };
+            if level > 0 {
+                pointer = self.pages.page(frame).get(slot_of(leaf, level));
+            }
+        }
+        leaf + 1
+    }
+
+    /// Checks that the path to `leaf` is in memory and that a change of it can be carried out and recorded.
+    pub fn prepare(&mut self, object: Object, leaf: u64) -> Result<(), Need> {
+        let root = self.root(object);
+        self.find_leaf(object, root, leaf).map_err(Need::Load)?;
+        if self.space.free_blocks(Use::Metadata) < u64::from(LEVELS) {
+            return Err(Need::Metadata);
+        }
+        if self.journal.room() < 2 {
+            return Err(Need::Journal);
+        }
+        Ok(())
+    }
+
+    fn floor(&self, object: Object, end: u64) -> Epoch {
+        match object {
+            Object::Node(node) => self.nodes.floor(node, end),
+            Object::Nodes | Object::Space => 0,
+        }
+    }
+
+    /// Makes the pages from the root down to `level` on the path to `leaf` dirty and returns the lowest. The
+    /// caller has called [`prepare`](State::prepare).
+    fn dirty_path(&mut self, object: Object, leaf: u64, lowest: u32) -> Result<FrameId, SpaceError> {
+        let mut pointer = self.root(object);
+        let mut parent = Parent::Root(object);
+        let mut frame = None;
+        for level in (lowest..LEVELS).rev() {
+            let floor = self.floor(object, (leaf >> (8 * level)).saturating_add(1) << (8 * level));
+            let at = self.dirty_page(object, pointer, parent, level, floor)?;
+            let slot = slot_of(leaf, level);
+            pointer = self.pages.page(at).get(slot);
+            parent = Parent::Page(self.pages.block(at), slot as u8);
+            frame = Some(at);
+        }
+        Ok(frame.expect("there is at least one level"))
+    }
+
+    fn dirty_page(
+        &mut self,
+        object: Object,
+        pointer: Pointer,
+        parent: Parent,
+        level: u32,
+        floor: Epoch,
+    ) -> Result<FrameId, SpaceError> {
+        let mut page = None;
+        if !pointer.is_hole() {
+            let found = self.pages.find(pointer.block()).expect("the path was found to be in memory");
+            let ours = pointer.birth() > floor;
+            if self.pages.is_dirty(found) {
+                if ours {
+                    return Ok(found);
+                }
+                // It is an ancestor's: its checksum, and those below, must be in their parents before the copy.
+                self.finalize_nodes();
+            }
+            page = Some(Box::new(self.pages.page(found).clone()));
+            if ours {
+                self.pages.drop_page(pointer.block());
+                self.space.free(pointer.block(), self.generation)?;
+            }
+        }
+        let (block, _) = self
+            .space
+            .allocate(Use::Metadata, 1)
+            .ok_or(SpaceError { block: Block::HOLE, found: "not to be had: no metadata space" })?;
+        let named = Pointer::new(block, self.epoch, 0);
+        match parent {
+            Parent::Root(object) => self.set_root(object, named),
+            Parent::Page(above, slot) => {
+                let above = self.pages.find(above).expect("a dirty parent is in memory");
+                self.pages.page_mut(above).set(usize::from(slot), named);
+            }
+        }
+        Ok(self.pages.insert_dirty(block, page.unwrap_or_else(Page::empty), object, level, parent))
+    }
+
+    fn finalize_nodes(&mut self) {
+        let nodes = &mut self.nodes;
+        self.pages.finalize(
+            |object| matches!(object, Object::Node(_)),
+            |object, block, crc| {
+                if let Object::Node(node) = object
+                    && let super::node::Root::Own(root) = nodes.slot(node).root
+                    && root.block() == block
+                {
+                    nodes.set_root(node, root.with_crc(crc));
+                }
+            },
+        );
+    }
+
+    /// Gives a node that inherits a root of its own, the same page as its ancestor's.
+    pub fn materialize(&mut self, node: NodeId) {
+        if self.nodes.slot(node).root == super::node::Root::Inherited {
+            self.finalize_nodes();
+            let root = self.nodes.root(node);
+            if !root.is_hole() {
+                self.nodes.set_root(node, root);
+            }
+        }
+    }
+
+    /// Lets `slot..` of `node` name the blocks of `extent`, which become used. [`prepare`](State::prepare) must
+    /// have succeeded for the leaf.
+    pub fn map(
+        &mut self,
+        node: NodeId,
+        slot: u64,
+        extent: Extent,
+        birth: Epoch,
+        crcs: &[u32],
+    ) -> Result<(), SpaceError> {
+        let leaf = slot / FANOUT as u64;
+        let frame = self.dirty_path(Object::Node(node), leaf, 0)?;
+        let floor = self.nodes.floor(node, leaf + 1);
+        let (mut referenced, mut written) = (0, 0);
+        let first = (slot % FANOUT as u64) as usize;
+        for (i, crc) in crcs.iter().enumerate() {
+            let block = extent.block.add(i as u64);
+            self.space.claim(block)?;
+            let page = self.pages.page_mut(frame);
+            let old = page.get(first + i);
+            page.set(first + i, Pointer::new(block, birth, *crc));
+            referenced += i64::from(old.is_hole());
+            if !old.is_hole() && old.birth() > floor {
+                self.space.free(old.block(), self.generation)?;
+            } else {
+                written += 1;
+            }
+        }
+        self.nodes.count(node, referenced, written);
+        Ok(())
+    }
+
+    /// Makes `count` slots from `slot` on holes; all lie in one leaf. Returns whether anything changed.
+    /// [`prepare`](State::prepare) must have succeeded for the leaf.
+    pub fn unmap(&mut self, node: NodeId, slot: u64, count: usize, birth: Epoch) -> Result<bool, SpaceError> {
+        let (leaf, first) = (slot / FANOUT as u64, (slot % FANOUT as u64) as usize);
+        let object = Object::Node(node);
+        let root = self.nodes.root(node);
+        let Ok(Some(found)) = self.find_leaf(object, root, leaf) else { return Ok(false) };
+        if self.pages.page(found).iter().skip(first).take(count).all(|pointer| pointer.is_hole()) {
+            return Ok(false);
+        }
+        let floor = self.nodes.floor(node, leaf + 1);
+        let old: Vec<Pointer> = self.pages.page(found).iter().skip(first).take(count).collect();
+        let (mut referenced, mut written) = (0, 0);
+        for pointer in old.iter().filter(|pointer| !pointer.is_hole()) {
+            referenced -= 1;
+            if pointer.birth() > floor {
+                self.space.free(pointer.block(), self.generation)?;
+                written -= 1;
+            }
+        }
+        if count == FANOUT {
+            // The whole leaf page goes.
+            let above = self.dirty_path(object, leaf, 1)?;
+            let at = slot_of(leaf, 1);
+            let pointer = self.pages.page(above).get(at);
+            if pointer.birth() > floor {
+                self.pages.drop_page(pointer.block());
+                self.space.free(pointer.block(), self.generation)?;
+            }
+            let above = self.pages.find(self.pages.block(above)).expect("a dirty page is in memory");
+            self.pages.page_mut(above).set(at, Pointer::hole(birth));
+        } else {
+            let frame = self.dirty_path(object, leaf, 0)?;
+            let page = self.pages.page_mut(frame);
+            for (i, pointer) in old.iter().enumerate().filter(|(_, pointer)| !pointer.is_hole()) {
+                debug_assert_eq!(page.get(first + i), *pointer);
+                page.set(first + i, Pointer::hole(birth));
+            }
+        }
+        self.nodes.count(node, referenced, written);
+        Ok(true)
+    }
+
+    /// Tells a volume's handles how far its use of space has changed from `before`.
+    pub fn account(&mut self, volume: VolumeId, node: NodeId, before: u64) {
+        let now = self.nodes.referenced(node);
+        if now != before
+            && let Some(volume) = self.volumes.get(&volume)
+        {
+            volume.referenced.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+        }
+    }
+
+    /// Frees a block of a node that is being reaped, and its page if it was one.
+    pub fn free_reaped(&mut self, pointer: Pointer) -> Result<(), SpaceError> {
+        self.pages.drop_page(pointer.block());
+        self.space.free(pointer.block(), self.generation)
+    }
+
+    /// Appends to the journal.
+    pub fn record(&mut self, record: &Record) {
+        self.journal.append(record);
+    }
+
+    /// Whether there is anything to commit.
+    pub fn is_dirty(&self) -> bool {
+        self.pages.waiting() > 0 || self.space.is_dirty() || self.nodes.dirty_blocks() > 0
+    }
+
+    /// Metadata blocks that [`begin_commit`](State::begin_commit) may take beyond those already taken.
+    pub fn commit_needs(&self) -> u64 {
+        // Node records with a path each; bitmaps of data regions changed and of any metadata region; the pages of
+        // the bitmaps' tree, whose upper levels are fewer than its leaves.
+        let records = self.nodes.dirty_blocks() as u64 + 1;
+        let (dirty, metadata, leaves) = self.space.shape();
+        records * u64::from(LEVELS + 1) + dirty + metadata + 2 * leaves + 8
+    }
+
+    /// Turns all changes so far into a commit: checksums are filled in, records and bitmaps get their blocks. What
+    /// comes after belongs to the next commit. The caller has checked [`commit_needs`](State::commit_needs).
+    pub fn begin_commit(&mut self) -> Result<Plan, SpaceError> {
+        self.finalize_nodes();
+        let mut writes: Vec<(Block, Vec<u8>)> = Vec::new();
+        for index in self.nodes.take_dirty() {
+            let bytes = self.nodes.encode(index);
+            let block = self.place_blob(Object::Nodes, index, crc32c::crc32c(&bytes))?;
+            writes.push((block, bytes));
+        }
+        // Placing a bitmap changes bitmaps: go on until no further region has changed.
+        let mut placed: BTreeSet<super::space::RegionId> = BTreeSet::new();
+        loop {
+            let fresh: Vec<_> = self.space.take_dirty().difference(&placed).copied().collect();
+            if fresh.is_empty() {
+                break;
+            }
+            for region in fresh {
+                self.place_blob(Object::Space, region.0, 0)?;
+                placed.insert(region);
+            }
+        }
+        for region in placed {
+            let bytes = self.space.encode(region);
+            let leaf = self.blob_leaf(Object::Space, region.0)?;
+            let slot = region.0 as usize % FANOUT;
+            let pointer = self.pages.page(leaf).get(slot).with_crc(crc32c::crc32c(&bytes));
+            self.pages.page_mut(leaf).set(slot, pointer);
+            writes.push((pointer.block(), bytes));
+        }
+        let (nodes_root, space_root) = (&mut self.nodes_root, &mut self.space_root);
+        self.pages.finalize(
+            |_| true,
+            |object, block, crc| {
+                let root = match object {
+                    Object::Nodes => &mut *nodes_root,
+                    _ => &mut *space_root,
+                };
+                if root.block() == block {
+                    *root = root.with_crc(crc);
+                }
+            },
+        );
+        use zerocopy::IntoBytes;
+        writes.extend(
+            self.pages.take_final().into_iter().map(|(block, page)| (block, page.as_bytes().to_vec())),
+        );
+        writes.sort_unstable_by_key(|(block, _)| *block);
+        let journal = self.journal.begin_commit();
+        let root = RootRecord {
+            generation: self.generation,
+            epoch: self.epoch,
+            journal: journal.0,
+            nodes: self.nodes_root,
+            space: self.space_root,
+            reaping: self.nodes.reaping(),
+        };
+        self.generation += 1;
+        Ok(Plan { writes, root, journal })
+    }
+
+    /// Gives a record block or bitmap a new block; its old one is freed.
+    fn place_blob(&mut self, object: Object, index: u32, crc: u32) -> Result<Block, SpaceError> {
+        let leaf = u64::from(index) / FANOUT as u64;
+        let slot = index as usize % FANOUT;
+        let frame = self.dirty_path(object, leaf, 0)?;
+        let old = self.pages.page(frame).get(slot);
+        if !old.is_hole() {
+            self.space.free(old.block(), self.generation)?;
+        }
+        let (block, _) = self
+            .space
+            .allocate(Use::Metadata, 1)
+            .ok_or(SpaceError { block: Block::HOLE, found: "not to be had: no metadata space" })?;
+        self.pages.page_mut(frame).set(slot, Pointer::new(block, self.epoch, crc));
+        Ok(block)
+    }
+
+    fn blob_leaf(&mut self, object: Object, index: u32) -> Result<FrameId, SpaceError> {
+        self.dirty_path(object, u64::from(index) / FANOUT as u64, 0)
+    }
+
+    /// Forgets the bitmap record of a region that is given back.
+    pub fn drop_region_record(&mut self, region: super::space::RegionId) -> Result<(), SpaceError> {
+        let leaf = u64::from(region.0) / FANOUT as u64;
+        let root = self.space_root;
+        if let Ok(Some(found)) = self.find_leaf(Object::Space, root, leaf)
+            && !self.pages.page(found).get(region.0 as usize % FANOUT).is_hole()
+        {
+            let frame = self.dirty_path(Object::Space, leaf, 0)?;
+            let slot = region.0 as usize % FANOUT;
+            let old = self.pages.page(frame).get(slot);
+            self.pages.page_mut(frame).set(slot, Pointer::EMPTY);
+            self.space.free(old.block(), self.generation)?;
+        }
+        Ok(())
+    }
+}
+
+/// The slot on the path to `leaf` in a page of `level`; level 0 has no meaning here but its first slot.
+fn slot_of(leaf: u64, level: u32) -> usize {
+    match level {
+        0 => 0,
+        _ => (leaf >> (8 * (level - 1))) as usize % FANOUT,
+    }
+}
