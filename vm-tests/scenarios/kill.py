@@ -39,11 +39,8 @@ def run(world):
 
 def one_filesystem(world, rimrock, guest, filesystem, chance):
     volume = f"scratch-{filesystem.name}"
-    nqn = f"nqn.2026-01.test.rimrock:{filesystem.name}"
     rimrock.create_volume(volume, gib=2)
-    uuid = rimrock.export(volume, nqn)
-    guest.connect(nqn, rimrock.port)
-    device = guest.block_device(uuid)
+    device = guest.attach(rimrock, volume)
     guest.run(f"{filesystem.make} {device} && mkdir -p /mnt/live && mount {device} /mnt/live")
 
     fsynced = {}
@@ -74,7 +71,7 @@ def one_filesystem(world, rimrock, guest, filesystem, chance):
             guest.run(f"{filesystem.check} {device} 2>&1")
             guest.run(f"mount {device} /mnt/live")
             intact(guest, fsynced)
-    guest.run(f"umount /mnt/live && nvme disconnect -n {nqn}")
+    guest.run(f"umount /mnt/live && nvme disconnect-all")
 
 
 def intact(guest, fsynced):
