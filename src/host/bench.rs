@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod engine;
+mod ledger;
 pub mod pattern;
 mod report;
 

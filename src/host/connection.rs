@@ -45,6 +45,10 @@ use transmit::Transmit;
 /// The most commands that one connection can have in flight: ten bits of the command identifier name the slot.
 pub const DEPTH_MAX: u16 = 1024;
 
+/// The most data that is put into a capsule, whatever a controller says that it takes: beyond this, R2T lets the controller
+/// say when it has room.
+pub const IN_CAPSULE_BYTES_MAX: u32 = 1 << 20;
+
 /// The most slices that [`Connection::transmit_slices`] hands out at once: the kernel takes up to 1024 (UIO_MAXIOV), but
 /// beyond 64 the saving per call is lost in noise.
 pub const TRANSMIT_SLICES: usize = 64;
@@ -149,6 +153,7 @@ impl<In: DerefMut<Target = [u8]>, Out: Deref<Target = [u8]>> Connection<In, Out>
             depth: options.depth.clamp(1, DEPTH_MAX),
             hpda: options.hpda.min(tcp::PDA_MAX),
             max_r2t: options.max_r2t.max(1),
+            in_capsule_bytes: options.in_capsule_bytes.min(IN_CAPSULE_BYTES_MAX),
             ..options
         };
         let mut transmit = Transmit::new();
@@ -183,9 +188,10 @@ impl<In: DerefMut<Target = [u8]>, Out: Deref<Target = [u8]>> Connection<In, Out>
         self.slots.free()
     }
 
-    /// From now on I/O commands carry up to this many bytes of data in their capsule (IOCCSZ * 16 - 64).
+    /// From now on I/O commands carry up to this many bytes of data in their capsule (IOCCSZ * 16 - 64), but never more
+    /// than [`IN_CAPSULE_BYTES_MAX`].
     pub fn set_in_capsule_bytes(&mut self, bytes: u32) {
-        self.options.in_capsule_bytes = bytes;
+        self.options.in_capsule_bytes = bytes.min(IN_CAPSULE_BYTES_MAX);
     }
 
     /// Queues a command. Its command identifier and data pointer are filled in here; data that fits goes into the

@@ -287,3 +287,6 @@ fn succeeded(command: &'static str, cqe: Cqe) -> Result<Cqe, HostError> {
         Err(status) => Err(HostError::Status { command, status }),
     }
 }
+
+#[cfg(test)]
+mod tests;

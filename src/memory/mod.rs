@@ -10,6 +10,7 @@
 
 mod arena;
 mod buf;
+mod mapping;
 mod shared;
 
 pub use arena::{ArenaConfig, ArenaStats, configure, stats};
@@ -18,3 +19,6 @@ pub use shared::SharedRegion;
 
 /// Every buffer starts at a multiple of this many bytes (until it is split).
 pub const BUFFER_ALIGN: usize = 4096;
+
+#[cfg(test)]
+mod tests;

@@ -5,43 +5,23 @@
 //! read (as a drive may, beyond its atomic unit) and can do nothing else.
 
 use std::io;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::NonNull;
 
-const HUGE_PAGE: usize = 2 << 20;
+use super::mapping::Mapping;
+
 const PAGE: usize = 4096;
 
 /// An anonymous, zero-filled mapping of fixed length, 2 MiB-aligned, backed by huge pages where possible.
 /// Pages are taken from the system when they are first written.
 pub struct SharedRegion {
-    base: NonNull<u8>,
+    mapping: Mapping,
     len: usize,
-    map_base: NonNull<u8>,
-    map_len: usize,
 }
-
-// SAFETY: the mapping belongs to the region, not to a thread.
-unsafe impl Send for SharedRegion {}
-// SAFETY: all access is by bounds-checked raw copies; no references to the bytes are made.
-unsafe impl Sync for SharedRegion {}
 
 impl SharedRegion {
     /// Maps `len` bytes. Fails with the system's error when the address space or overcommit limit refuses.
     pub fn new(len: usize) -> io::Result<SharedRegion> {
-        let map_len = len.checked_add(HUGE_PAGE).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing that exists.
-        let addr = unsafe { libc::mmap(null_mut(), map_len, protection, flags, -1, 0) };
-        if addr == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let map_base = NonNull::new(addr.cast::<u8>()).ok_or_else(io::Error::last_os_error)?;
-        let skip = map_base.as_ptr().addr().next_multiple_of(HUGE_PAGE) - map_base.as_ptr().addr();
-        // SAFETY: `skip < HUGE_PAGE`, and the mapping is HUGE_PAGE longer than `len`.
-        let base = unsafe { map_base.add(skip) };
-        // SAFETY: the range lies in the mapping made above. Advice only: an error costs speed, nothing else.
-        let _ = unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
-        Ok(SharedRegion { base, len, map_base, map_len })
+        Ok(SharedRegion { mapping: Mapping::new(len, false)?, len })
     }
 
     pub fn len(&self) -> usize {
@@ -56,14 +36,14 @@ impl SharedRegion {
     pub fn copy_out(&self, offset: usize, dst: &mut [u8]) {
         let src = self.at(offset, dst.len());
         // SAFETY: `at` checked the source range; `dst` is exclusive and outside the mapping.
-        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst.as_mut_ptr(), dst.len()) };
+        unsafe { copy(src.as_ptr(), dst.as_mut_ptr(), dst.len()) };
     }
 
     /// Copies `src` to `offset`. Panics when the range is out of bounds.
     pub fn copy_in(&self, offset: usize, src: &[u8]) {
         let dst = self.at(offset, src.len());
         // SAFETY: `at` checked the destination range; `src` is outside the mapping.
-        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), src.len()) };
+        unsafe { copy(src.as_ptr(), dst.as_ptr(), src.len()) };
     }
 
     /// Makes the range read as zeros; whole pages go back to the system. Panics when out of bounds.
@@ -101,13 +81,43 @@ impl SharedRegion {
             self.len
         );
         // SAFETY: `offset <= len` of the mapping.
-        unsafe { self.base.add(offset) }
+        unsafe { self.mapping.base().add(offset) }
     }
 }
 
-impl Drop for SharedRegion {
-    fn drop(&mut self) {
-        // SAFETY: exactly the mapping made in `new`; the region is gone, so nothing can reach it any more.
-        unsafe { libc::munmap(self.map_base.as_ptr().cast(), self.map_len) };
+/// Copies bytes one of whose sides other threads may be writing. To the compiler this is machine code it
+/// cannot see into, so that, unlike with `ptr::copy`, no assumption of exclusive access can be built on it.
+///
+/// # Safety
+/// Both ranges are mapped, writable for `dst`, and do not overlap.
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: the caller's; the direction flag is clear by the ABI, and the registers are declared.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") len => _,
+            inout("rsi") src => _,
+            inout("rdi") dst => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// As above, a byte at a time through volatile accesses.
+///
+/// # Safety
+/// Both ranges are mapped, writable for `dst`, and do not overlap.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
+    for index in 0..len {
+        // SAFETY: `index < len` of a mapped range.
+        let from = unsafe { src.add(index) };
+        // SAFETY: as above.
+        let byte = unsafe { from.read_volatile() };
+        // SAFETY: `index < len` of a mapped, writable range.
+        let to = unsafe { dst.add(index) };
+        // SAFETY: as above.
+        unsafe { to.write_volatile(byte) };
     }
 }

@@ -1,6 +1,7 @@
 //! Golden bytes: each PDU and command against bytes written out by hand from the specification's figures.
 #![forbid(unsafe_code)]
 
+use proptest::prelude::*;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::base::{Cqe, DataDirection, NSID_ALL, SglDescriptor, SglKind, Sqe, admin, nvm};
@@ -309,4 +310,38 @@ fn log_structures() {
     smart.data_units_written = U128::new(1 << 100);
     assert_eq!(&smart.as_bytes()[1..3], &[0x2C, 1]);
     assert_eq!(smart.as_bytes()[48 + 12], 0x10);
+}
+
+proptest! {
+    /// Whatever a peer sends can be parsed; what was parsed can be sent and parsed again to the same.
+    #[test]
+    fn commands_of_any_bits_parse(bytes in any::<[[u8; 32]; 2]>(), opcode in any::<u8>()) {
+        let mut sqe = Sqe::read_from_bytes(bytes.as_flattened()).unwrap();
+        sqe.opcode = opcode;
+        let identify = Identify::parse(&sqe);
+        prop_assert_eq!(Identify::parse(&identify.to_sqe()), identify);
+        let log = GetLogPage::parse(&sqe);
+        prop_assert_eq!(GetLogPage::parse(&log.to_sqe()), log);
+        let abort = Abort::parse(&sqe);
+        prop_assert_eq!(Abort::parse(&abort.to_sqe()), abort);
+        let rw = ReadWrite::parse(&sqe);
+        prop_assert_eq!(ReadWrite::parse(&rw.to_sqe(nvm::WRITE)), rw);
+        let dsm = DatasetManagement::parse(&sqe);
+        prop_assert_eq!(DatasetManagement::parse(&dsm.to_sqe()), dsm);
+        prop_assert_eq!(ConnectCommand::from_sqe(&sqe).to_sqe(), sqe);
+        prop_assert_eq!(PropertyCommand::from_sqe(&sqe).to_sqe(), sqe);
+        let _ = (format!("{sqe:?}"), sqe.direction(), sqe.dptr.kind());
+    }
+
+    /// Identify pages and names of any bytes can be looked at.
+    #[test]
+    fn pages_of_any_bytes_can_be_looked_at(bytes in proptest::collection::vec(any::<u8>(), 4096)) {
+        let ns = IdentifyNamespace::read_from_bytes(&bytes).unwrap();
+        let _ = (ns.format(), ns.block_bytes());
+        let ctrl = IdentifyController::read_from_bytes(&bytes).unwrap();
+        let _ = (ctrl.max_transfer_bytes(15), ctrl.in_capsule_bytes(), IdentifyController::text(&ctrl.mn));
+        prop_assert!(identify::descriptors(&bytes).map(|(_, value)| value.len()).sum::<usize>() <= bytes.len());
+        let _ = super::Nqn::from_field(&ctrl.subnqn);
+        let _ = DiscoveryLogEntry::text(&bytes);
+    }
 }

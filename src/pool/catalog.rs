@@ -407,4 +407,13 @@ impl Catalog {
         result?;
         Ok(buf)
     }
+
+    /// The blocks in use on the device of copy `.0`.
+    #[cfg(test)]
+    pub fn live(&self) -> Vec<(usize, u64)> {
+        let blocks = |copy: usize| {
+            (0..self.position).map(move |at| (copy, self.geometry.catalog(copy as u64, self.half) + at))
+        };
+        blocks(0).chain(blocks(1)).collect()
+    }
 }

@@ -42,6 +42,8 @@ impl Home {
 #[derive(Default)]
 struct Found {
     named: BTreeMap<Block, u32>,
+    /// Metadata blocks, both copies.
+    metadata: BTreeSet<Block>,
     wrong: Vec<String>,
 }
 
@@ -49,6 +51,32 @@ impl Shard {
     /// Walks every tree of this shard. The caller holds the fence, so nothing changes meanwhile.
     pub async fn verify(&self) -> Result<Vec<String>, IoError> {
         let mut found = Found::default();
+        self.verify_into(&mut found).await?;
+        Ok(found.wrong)
+    }
+
+    /// The root and journal blocks that recovery would read; of a shard at rest also those of its trees.
+    #[cfg(test)]
+    pub async fn live_metadata(&self) -> Vec<Block> {
+        let mut found = Found::default();
+        if !self.state.borrow().is_dirty() {
+            self.verify_into(&mut found).await.unwrap();
+        }
+        let (slot, journal) = {
+            let state = self.state.borrow();
+            ((state.generation - 1) % 2, state.journal.live())
+        };
+        for copy in 0..2u64 {
+            let vdev = (u64::from(self.index) + copy) % self.devices.len() as u64;
+            found.metadata.insert(Block::new(vdev as u8, self.geometry.root_slot(copy, self.index, slot)));
+            let start = self.geometry.journal(copy, self.index);
+            let size = u64::from(self.geometry.journal_blocks);
+            found.metadata.extend(journal.clone().map(|at| Block::new(vdev as u8, start + at % size)));
+        }
+        found.metadata.into_iter().collect()
+    }
+
+    async fn verify_into(&self, found: &mut Found) -> Result<(), IoError> {
         let roots: Vec<_> = {
             let mut state = self.state.borrow_mut();
             let nodes: Vec<_> = state.nodes.iter().collect();
@@ -69,7 +97,7 @@ impl Shard {
                 (Object::Node(node), Some((reaping, cursor))) if node == reaping => cursor,
                 _ => 0,
             };
-            let data = self.verify_tree(object, root, from, &mut found).await?;
+            let data = self.verify_tree(object, root, from, found).await?;
             if let Object::Node(node) = object {
                 let counted = self.state.borrow().nodes.slot(node).referenced;
                 if from == 0 && counted != data {
@@ -89,7 +117,7 @@ impl Shard {
         for block in used.iter().filter(|block| !found.named.contains_key(block)) {
             found.wrong.push(format!("shard {}: block {block:?} is in use but no tree names it", self.index));
         }
-        Ok(found.wrong)
+        Ok(())
     }
 
     /// Visits the pages of one tree that were not visited yet. Returns the blocks of data that the tree names.
@@ -141,6 +169,7 @@ impl Shard {
                     .push(format!("shard {}: metadata block {first:?} has no second copy", self.index));
                 continue;
             };
+            found.metadata.insert(block);
             let (result, bytes) = self.device(block)?.read(block.offset(), DmaBuf::uninit(BLOCK_BYTES)).await;
             if result.is_ok() && crc32c::crc32c(&bytes) == pointer.crc() {
                 good = Some(bytes);

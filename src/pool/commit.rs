@@ -27,6 +27,13 @@ const EMPTY_KEPT: usize = 2;
 /// The largest single write of a commit, in blocks.
 const RUN_BLOCKS: usize = 128;
 
+/// Whether a commit can be begun.
+enum Readiness {
+    Nothing,
+    Ready,
+    Short { hopeless: bool },
+}
+
 impl Shard {
     /// Makes everything so far part of the committed state.
     pub async fn commit(&self) -> Result<(), IoError> {
@@ -36,22 +43,17 @@ impl Shard {
             while self.commit_hold.get() > 0 {
                 self.changed.wait().await;
             }
-            let state = self.state.borrow();
-            if !state.is_dirty() && !state.journal.is_pending() {
-                return Ok(());
-            }
-            if state.space.free_blocks(Use::Metadata) >= state.commit_needs() {
-                break;
-            }
-            drop(state);
-            if !self.grow(Use::Metadata).await {
-                let state = self.state.borrow();
-                // The estimate is generous; half of it still holds whatever a commit really takes.
-                if state.space.free_blocks(Use::Metadata) * 2 >= state.commit_needs() {
-                    break;
+            match self.commit_readiness() {
+                Readiness::Nothing => return Ok(()),
+                Readiness::Ready => break,
+                Readiness::Short { hopeless } => {
+                    if !self.grow(Use::Metadata).await {
+                        match hopeless {
+                            true => return Err(IoError::CapacityExceeded),
+                            false => break,
+                        }
+                    }
                 }
-                drop(state);
-                return Err(IoError::CapacityExceeded);
             }
         }
         let plan = self.state.borrow_mut().begin_commit().map_err(|error| self.fail_space(error))?;
@@ -69,6 +71,19 @@ impl Shard {
         self.release();
         self.changed.notify();
         Ok(())
+    }
+
+    fn commit_readiness(&self) -> Readiness {
+        let state = self.state.borrow();
+        if !state.is_dirty() && state.journal.is_empty() {
+            return Readiness::Nothing;
+        }
+        let (free, needed) = (state.space.free_blocks(Use::Metadata), state.commit_needs());
+        match free >= needed {
+            true => Readiness::Ready,
+            // The estimate is generous; half of it still holds whatever a commit really takes.
+            false => Readiness::Short { hopeless: free * 2 < needed },
+        }
     }
 
     async fn write_commit(&self, plan: &Plan) -> Result<(), IoError> {
@@ -140,17 +155,19 @@ impl Shard {
         if self.commit_hold.get() > 0 || self.check().is_err() {
             return;
         }
-        let mut state = self.state.borrow_mut();
-        if state.space.free_blocks(Use::Metadata) < 2 * state.commit_needs() {
-            return;
-        }
-        let regions = state.space.take_empty(64, EMPTY_KEPT);
+        let (regions, dropped) = {
+            let mut state = self.state.borrow_mut();
+            if state.space.free_blocks(Use::Metadata) < 2 * state.commit_needs() {
+                return;
+            }
+            let regions = state.space.take_empty(64, EMPTY_KEPT);
+            let dropped: Result<Vec<()>, _> =
+                regions.iter().map(|region| state.drop_region_record(*region)).collect();
+            (regions, dropped)
+        };
         if regions.is_empty() {
             return;
         }
-        let dropped: Result<Vec<()>, _> =
-            regions.iter().map(|region| state.drop_region_record(*region)).collect();
-        drop(state);
         if let Err(error) = dropped {
             self.fail_space(error);
             return;

@@ -214,6 +214,13 @@ impl Home {
         Ok(done?)
     }
 
+    /// The catalog's blocks in use, of a pool on one device.
+    #[cfg(test)]
+    pub(super) fn live_catalog(&self) -> Vec<u64> {
+        let catalog = self.catalog.borrow();
+        catalog.iter().flat_map(|catalog| catalog.live()).map(|(_, block)| block).collect()
+    }
+
     fn check(&self) -> Result<(), PoolError> {
         match self.closed.get() {
             true => Err(PoolError::not_found("the pool is being exported")),
@@ -733,6 +740,9 @@ impl Home {
     /// one of them is left: until then each block of it may be anybody's.
     async fn reap(&self) -> Result<(), PoolError> {
         loop {
+            // What a shard has begun, perhaps before a crash, must be ended before anything else is begun.
+            let begun = self.owners.each(|shard| async move { shard.state.borrow().nodes.reaping() }).await?;
+            let begun = begun.into_iter().flatten().map(|(node, _)| node).next();
             let next = {
                 let records = self.records.borrow();
                 let deleting = records.nodes.iter().filter(|(_, node)| node.deleting).map(|(id, _)| *id);
@@ -740,7 +750,7 @@ impl Home {
                     .map(|id| (records.children(id).len(), id))
                     .filter(|(count, _)| *count < 2)
                     .collect();
-                candidates.sort_unstable();
+                candidates.sort_unstable_by_key(|(count, id)| (Some(*id) != begun, *count, *id));
                 candidates.first().map(|(_, id)| (*id, records.children(*id).first().copied()))
             };
             let Some((node, heir)) = next else { return Ok(()) };

@@ -204,13 +204,14 @@ impl Shard {
         let mut wanted = count;
         while wanted > 0 {
             self.check()?;
-            let mut state = self.state.borrow_mut();
-            let spare = state.space.free_blocks(Use::Data).saturating_sub(OVERWRITE_RESERVE);
-            let got = match wanted.min(spare.min(u64::from(u32::MAX)) as u32) {
-                0 => None,
-                room => state.space.reserve(Use::Data, room),
+            let got = {
+                let mut state = self.state.borrow_mut();
+                let spare = state.space.free_blocks(Use::Data).saturating_sub(OVERWRITE_RESERVE);
+                match wanted.min(spare.min(u64::from(u32::MAX)) as u32) {
+                    0 => None,
+                    room => state.space.reserve(Use::Data, room),
+                }
             };
-            drop(state);
             if let Some((block, count)) = got {
                 extents.push(Extent { block, count });
                 wanted -= count;

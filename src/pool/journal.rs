@@ -296,13 +296,23 @@ impl Journal {
         self.written.0 = self.written.0.max(sequence);
     }
 
+    /// Whether recovery would find nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.next == self.tail && !self.is_pending()
+    }
+
+    /// The sequences that recovery would read.
+    #[cfg(test)]
+    pub fn live(&self) -> std::ops::Range<u64> {
+        self.tail..self.next
+    }
+
     /// Blocks of the ring.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Whether there are records that have not been handed out by [`take_batch`](Journal::take_batch).
-    pub fn is_pending(&self) -> bool {
+    fn is_pending(&self) -> bool {
         self.open.records > 0 || !self.full.is_empty()
     }
 

@@ -5,7 +5,6 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::Future;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +20,7 @@ use super::node::{Lineage, NodeId};
 use super::pointer::BLOCK_BYTES;
 use super::records::{PoolRecord, Records};
 use super::recover::{Known, Place};
-use super::shard::{Regions, Shard};
+use super::shard::{Answer, Regions, Shard};
 use super::space::{RegionId, RegionKind, Use};
 use super::volume::Volume;
 use crate::device::{Device, IoError};
@@ -78,7 +77,7 @@ struct Link {
 }
 
 impl Regions for Link {
-    fn grant(&self, shard: u16, what: Use) -> Pin<Box<dyn Future<Output = Vec<(RegionId, RegionKind)>>>> {
+    fn grant(&self, shard: u16, what: Use) -> Answer<Vec<(RegionId, RegionKind)>> {
         let key = self.key;
         let granted = at_home(self.home.clone(), move || async move {
             match home(key) {
@@ -89,7 +88,7 @@ impl Regions for Link {
         Box::pin(async move { granted.await.unwrap_or_default() })
     }
 
-    fn give_back(&self, shard: u16, regions: Vec<RegionId>) -> Pin<Box<dyn Future<Output = ()>>> {
+    fn give_back(&self, shard: u16, regions: Vec<RegionId>) -> Answer<()> {
         let key = self.key;
         let done = at_home(self.home.clone(), move || async move {
             if let Some(home) = home(key) {
@@ -300,6 +299,11 @@ impl Pool {
     /// Its identity.
     pub fn uuid(&self) -> Uuid {
         self.uuid
+    }
+
+    #[cfg(test)]
+    pub(super) fn key(&self) -> usize {
+        self.key
     }
 
     async fn run<T, F, Fut>(&self, work: F) -> Result<T, PoolError>

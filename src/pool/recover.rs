@@ -217,15 +217,14 @@ impl Shard {
         let blocks = self.read_journal(from).await?;
         let durable = blocks.last().map_or(from, |block| block.durable);
         let mut renamed: HashMap<NodeId, NodeId> = HashMap::new();
-        let mut newest: Epoch = 0;
+        let mut newest: Epoch = self.state.borrow().epoch;
         for block in blocks {
             let certain = block.sequence < durable;
             for record in block.records {
                 newest = newest.max(self.replay_record(record, certain, &mut renamed).await?);
             }
         }
-        let mut state = self.state.borrow_mut();
-        state.epoch = state.epoch.max(newest);
+        self.state.borrow_mut().epoch = newest;
         Ok(())
     }
 
@@ -302,7 +301,11 @@ impl Shard {
                 if known(node) && (certain || self.data_arrived(block, &crcs).await?) {
                     self.make_ready(node, slot).await?;
                     let extent = Extent { block, count: crcs.len() as u32 };
-                    let mapped = self.state.borrow_mut().map(node, slot, extent, birth, &crcs);
+                    let mut state = self.state.borrow_mut();
+                    // Pages are born when they were the first time, or they would change owners.
+                    state.epoch = birth;
+                    let mapped = state.map(node, slot, extent, birth, &crcs);
+                    drop(state);
                     mapped.map_err(|error| self.contradiction(format!("replay: {error}")))?;
                 }
                 Ok(birth)
@@ -311,7 +314,10 @@ impl Shard {
                 let node = resolve(node, renamed);
                 if known(node) {
                     self.make_ready(node, slot).await?;
-                    let unmapped = self.state.borrow_mut().unmap(node, slot, usize::from(count), birth);
+                    let mut state = self.state.borrow_mut();
+                    state.epoch = birth;
+                    let unmapped = state.unmap(node, slot, usize::from(count), birth);
+                    drop(state);
                     unmapped.map_err(|error| self.contradiction(format!("replay: {error}")))?;
                 }
                 Ok(birth)

@@ -24,12 +24,15 @@ use crate::device::{Device, IoError};
 use crate::memory::DmaBuf;
 use crate::reactor::sync::{Event, Semaphore};
 
+/// A future that a [`Regions`] hands out.
+pub type Answer<T> = Pin<Box<dyn Future<Output = T>>>;
+
 /// What a shard asks of its pool when it runs out of space, or gives back.
 pub trait Regions {
     /// More regions of a kind, durable in the catalog; none when the pool has no more.
-    fn grant(&self, shard: u16, what: Use) -> Pin<Box<dyn Future<Output = Vec<(RegionId, RegionKind)>>>>;
+    fn grant(&self, shard: u16, what: Use) -> Answer<Vec<(RegionId, RegionKind)>>;
     /// Empty regions that the shard no longer uses.
-    fn give_back(&self, shard: u16, regions: Vec<RegionId>) -> Pin<Box<dyn Future<Output = ()>>>;
+    fn give_back(&self, shard: u16, regions: Vec<RegionId>) -> Answer<()>;
 }
 
 /// A shard that is open.
@@ -358,11 +361,11 @@ impl Shard {
 
     /// Sees to it that the journal can take the records of a seal.
     pub async fn make_journal_room(&self) -> Result<(), IoError> {
-        match self.state.borrow().journal.room() < 8 {
-            true => {}
-            false => return Ok(()),
+        let room = self.state.borrow().journal.room();
+        match room < 8 {
+            true => self.commit().await,
+            false => Ok(()),
         }
-        self.commit().await
     }
 
     /// First half of the fence: no change of these volumes' maps from now on until [`seal`](Shard::seal) or

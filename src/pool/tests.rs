@@ -3,6 +3,7 @@
 
 mod model;
 mod operations;
+mod reactors;
 mod rot;
 
 use std::rc::Rc;

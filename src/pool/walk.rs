@@ -49,8 +49,9 @@ impl State {
         };
         for level in (0..LEVELS).rev() {
             let end = ((cursor >> (8 * level)) + 1) << (8 * level);
-            let nothing_of_a = a.is_hole() || a.birth() <= pair.floor;
-            if a.same_block(b) || (nothing_of_a && !(pair.both && !b.is_hole())) {
+            let ours_in_a = !a.is_hole() && a.birth() > pair.floor;
+            let ours_in_b = pair.both && !b.is_hole();
+            if a.same_block(b) || !(ours_in_a || ours_in_b) {
                 return Ok(Step { next: end, leaf: None, passed: passed(path, end) });
             }
             path.push((end, a));
@@ -169,17 +170,16 @@ impl Shard {
     /// crash interrupted it: the position is part of every commit, together with what was freed up to it. Durable
     /// when it returns.
     pub async fn reap(&self, node: NodeId, heir: Option<NodeId>) -> Result<(), IoError> {
+        let root = self.state.borrow().nodes.slot(node).root;
+        if root == Root::Reaped {
+            return Ok(());
+        }
+        if root == Root::Inherited {
+            self.state.borrow_mut().nodes.set_reaped(node, 0);
+            return self.commit().await;
+        }
         let floor = {
             let mut state = self.state.borrow_mut();
-            match state.nodes.slot(node).root {
-                Root::Reaped => return Ok(()),
-                Root::Inherited => {
-                    state.nodes.set_reaped(node, 0);
-                    drop(state);
-                    return self.commit().await;
-                }
-                Root::Own(_) => {}
-            }
             if let Some(heir) = heir {
                 state.materialize(heir);
             }

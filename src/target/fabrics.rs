@@ -4,6 +4,9 @@
 //! subsystems. Every refusal names the parameter at fault (Base 2.0, 6.3). A Host Identifier of zero is taken as it is: later
 //! revisions of the specification allow it, and it identifies nobody here, as the Host NQN is compared as well.
 //!
+//! An empty Host NQN is a syntax error, with one exception: a host that presents a random UUID as its Host Identifier is known
+//! by the NQN which that UUID makes, and allowed or refused under that name. `spdk_nvme_perf` is such a host.
+//!
 //! Do Not Retry is set where the same Connect cannot succeed later: wrong syntax, unknown subsystem, host not allowed. It is
 //! not set where time may help, and not for an I/O queue whose controller is gone: the host is about to find that out by
 //! itself, and should then be free to come back.
@@ -12,6 +15,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use uuid::Uuid;
 use zerocopy::FromBytes;
 
 use super::controller::{Controller, HostIdentity, JoinError, QueueSeat};
@@ -20,7 +24,7 @@ use super::spec::TransportOptions;
 use super::subsystem::AdmitError;
 use crate::nvme::base::Sqe;
 use crate::nvme::fabrics::{CNTLID_DYNAMIC, ConnectCommand, ConnectData, ConnectRefusal};
-use crate::nvme::nqn::Nqn;
+use crate::nvme::nqn::{Nqn, UUID_PREFIX};
 use crate::nvme::status::Status;
 
 /// A Connect that is refused: its status, and dword 0 which says what is wrong.
@@ -75,7 +79,7 @@ impl ConnectRequest {
         let (qid, cntlid) = (command.qid.get(), data.cntlid.get());
         let subsystem =
             Nqn::from_field(&data.subnqn).map_err(|_| Refusal::parameter(ConnectRefusal::SUBNQN))?;
-        let host = Nqn::from_field(&data.hostnqn).map_err(|_| Refusal::parameter(ConnectRefusal::HOSTNQN))?;
+        let host = host_nqn(data).ok_or(Refusal::parameter(ConnectRefusal::HOSTNQN))?;
         // The dynamic controller model: a host cannot choose.
         if qid == 0 && cntlid != CNTLID_DYNAMIC {
             return Err(Refusal::parameter(ConnectRefusal::CNTLID));
@@ -91,6 +95,16 @@ impl ConnectRequest {
             subsystem,
         })
     }
+}
+
+/// The name of the host, given or implied.
+fn host_nqn(data: &ConnectData) -> Option<Nqn> {
+    let id = Uuid::from_bytes(data.hostid);
+    let is_random = id.get_version_num() == 4 && id.get_variant() == uuid::Variant::RFC4122;
+    if data.hostnqn.iter().all(|&byte| byte == 0) && is_random {
+        return Nqn::new(&format!("{UUID_PREFIX}{id}")).ok();
+    }
+    Nqn::from_field(&data.hostnqn).ok()
 }
 
 /// Makes a controller for the host.

@@ -188,6 +188,9 @@ fn describe(namespace: &Namespace) -> IdentifyNamespace {
     if atomic > 0 {
         id.nawun = (atomic as u16).into();
         id.nawupf = (atomic as u16).into();
+        // Only aligned writes are not torn: a boundary lies at every multiple of the unit.
+        id.nabsn = (atomic as u16).into();
+        id.nabspf = (atomic as u16).into();
     }
     id.nmic = 1;
     id.dlfeat = Dlfeat(0).with_reads_as(1).with_write_zeroes_deallocates(true).0;

@@ -16,6 +16,7 @@ use super::error::TargetError;
 use super::spec::{NamespaceSpec, NamespaceView};
 use crate::device::{Device, IoError};
 use crate::memory::{DmaBuf, DmaSlice};
+use crate::pool::Volume;
 
 /// The unit in which volumes keep their data, bytes.
 const VOLUME_BLOCK: u32 = 4096;
@@ -25,18 +26,22 @@ const VOLUME_BLOCK: u32 = 4096;
 pub enum Backend {
     /// A whole device, with the device's own block size.
     Device(Device),
+    /// A volume or a snapshot of a pool, in blocks of 512 or 4096 bytes.
+    Volume(Volume),
 }
 
 impl Backend {
     pub fn size(&self) -> u64 {
         match self {
             Backend::Device(device) => device.info().size,
+            Backend::Volume(volume) => volume.size(),
         }
     }
 
     pub fn uuid(&self) -> Uuid {
         match self {
             Backend::Device(device) => device.info().uuid,
+            Backend::Volume(volume) => volume.uuid(),
         }
     }
 
@@ -44,6 +49,7 @@ impl Backend {
     pub fn native_block_size(&self) -> u32 {
         match self {
             Backend::Device(device) => device.info().block_size,
+            Backend::Volume(volume) => volume.block_size(),
         }
     }
 
@@ -51,12 +57,14 @@ impl Backend {
     pub fn has_write_cache(&self) -> bool {
         match self {
             Backend::Device(device) => device.info().write_cache,
+            Backend::Volume(volume) => volume.has_write_cache(),
         }
     }
 
     pub fn is_read_only(&self) -> bool {
         match self {
             Backend::Device(_) => false,
+            Backend::Volume(volume) => volume.is_read_only(),
         }
     }
 
@@ -64,6 +72,7 @@ impl Backend {
     pub fn is_thin(&self) -> bool {
         match self {
             Backend::Device(_) => false,
+            Backend::Volume(_) => true,
         }
     }
 
@@ -71,6 +80,7 @@ impl Backend {
     pub fn allocated(&self) -> u64 {
         match self {
             Backend::Device(device) => device.info().size,
+            Backend::Volume(volume) => volume.allocated(),
         }
     }
 
@@ -78,6 +88,8 @@ impl Backend {
     pub fn atomic_bytes(&self) -> u32 {
         match self {
             Backend::Device(device) => device.info().atomic_bytes,
+            // Redirected on write: the old block or the new one, never a mixture.
+            Backend::Volume(_) => VOLUME_BLOCK,
         }
     }
 
@@ -85,6 +97,7 @@ impl Backend {
     pub fn granularity(&self) -> u32 {
         match self {
             Backend::Device(device) => device.info().block_size.max(VOLUME_BLOCK),
+            Backend::Volume(_) => VOLUME_BLOCK,
         }
     }
 
@@ -92,6 +105,7 @@ impl Backend {
     pub fn takes_any_memory(&self) -> bool {
         match self {
             Backend::Device(device) => device.info().kind == crate::device::DeviceKind::Ram,
+            Backend::Volume(_) => false,
         }
     }
 
@@ -106,7 +120,7 @@ impl Backend {
                 device.info().uri,
                 device.info().block_size
             )),
-            Backend::Device(_) => Ok(()),
+            Backend::Device(_) | Backend::Volume(_) => Ok(()),
         }
     }
 
@@ -114,6 +128,7 @@ impl Backend {
     pub async fn read(&self, offset: u64, buf: DmaBuf) -> (Result<(), IoError>, DmaBuf) {
         match self {
             Backend::Device(device) => device.read(offset, buf).await,
+            Backend::Volume(volume) => volume.read(offset, buf).await,
         }
     }
 
@@ -124,18 +139,21 @@ impl Backend {
                 device.write(offset, data).await?;
                 if fua && device.info().write_cache { device.flush().await } else { Ok(()) }
             }
+            Backend::Volume(volume) => volume.write(offset, data, fua).await,
         }
     }
 
     pub async fn flush(&self) -> Result<(), IoError> {
         match self {
             Backend::Device(device) => device.flush().await,
+            Backend::Volume(volume) => volume.flush().await,
         }
     }
 
     pub async fn deallocate(&self, offset: u64, len: u64) -> Result<(), IoError> {
         match self {
             Backend::Device(device) => device.discard(offset, len).await,
+            Backend::Volume(volume) => volume.deallocate(offset, len).await,
         }
     }
 
@@ -157,6 +175,8 @@ impl Backend {
                 }
                 if fua && device.info().write_cache { device.flush().await } else { Ok(()) }
             }
+            // A volume keeps no zeros: the space is given back in any case.
+            Backend::Volume(volume) => volume.write_zeroes(offset, len, fua).await,
         }
     }
 }
@@ -165,6 +185,7 @@ impl fmt::Debug for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Backend::Device(device) => device.fmt(f),
+            Backend::Volume(volume) => f.debug_tuple("Volume").field(&volume.name()).finish(),
         }
     }
 }

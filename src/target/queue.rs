@@ -395,7 +395,7 @@ impl Queue {
     }
 
     fn refuse(&mut self, cid: u16, refusal: Refusal) {
-        debug!(peer = %self.endpoint.peer, status = %refusal.status, "connect refused");
+        debug!(peer = %self.endpoint.peer, status = %refusal.status, parameter = ?refusal.parameter, "connect refused");
         self.answer(cid, refusal.status, refusal.parameter.0.into());
     }
 

@@ -132,8 +132,9 @@ impl<F: Future<Output = Done>> Session<F> {
 
     /// Receives, handles what came, and polls the jobs. True if there was anything.
     fn turn(&mut self, now: Instant, cx: &mut Context<'_>) -> bool {
-        let (chunk, mut worked) = self.receive(now);
+        // First what others have changed, so that a command which the host sent after a change finds it made.
         self.queue.turn(now);
+        let (chunk, mut worked) = self.receive(now);
         worked |= self.run_jobs(cx);
         // Jobs that read from the receive buffer have ended, so it can be used again; else it is theirs.
         if let Some(chunk) = chunk
@@ -276,39 +277,47 @@ impl<F: Future<Output = Done>> Session<F> {
         if let (Some(controller), Some(0)) = (&controller, qid) {
             controller.close_all(CloseReason::ControllerGone);
         }
-        if self.queue.ending() == Ending::AfterSending {
-            self.say_farewell().await;
-        }
         // The host sees the end now, whatever is still running.
-        let _ = self.stream.shutdown(Shutdown::Both);
+        match self.queue.ending() {
+            Ending::AfterSending => {
+                self.finish_sending();
+            }
+            Ending::Open | Ending::Now => drop(self.stream.shutdown(Shutdown::Both)),
+        }
         self.drain().await;
-        let Some(controller) = controller else { return };
-        match qid {
-            Some(0) => {
-                self.await_io_queues(&controller).await;
+        match (&controller, qid) {
+            (Some(controller), Some(0)) => {
+                self.await_io_queues(controller).await;
                 controller.subsystem.forget_controller(controller.cntlid);
                 debug!(cntlid = controller.cntlid, "controller is gone");
             }
-            Some(qid) => controller.left(qid),
-            None => {}
+            (Some(controller), Some(qid)) => controller.left(qid),
+            _ => {}
+        }
+        if self.queue.ending() == Ending::AfterSending {
+            self.say_farewell().await;
         }
     }
 
-    /// Sends what is queued and lets the host read it: closing a socket with unread input would destroy what was sent.
+    /// Sends what the socket takes; once that is all, says that nothing more will come.
+    fn finish_sending(&mut self) -> bool {
+        self.send();
+        let finished = self.queue.conn.transmit().is_empty();
+        if finished {
+            // It fails when the host has closed first.
+            let _ = self.stream.shutdown(Shutdown::Write);
+        }
+        finished
+    }
+
+    /// Lets the host read what was sent: closing a socket with unread input would destroy it.
     async fn say_farewell(&mut self) {
         let deadline = reactor::now() + FAREWELL_LIMIT;
-        while !self.queue.conn.transmit().is_empty() && self.queue.ending() == Ending::AfterSending {
-            self.send();
-            if self.queue.conn.transmit().is_empty() {
-                break;
-            }
+        while !self.finish_sending() {
             let writable = reactor::writable(self.stream.as_raw_fd());
             if reactor::with_deadline(deadline, writable).await.is_none() {
                 return;
             }
-        }
-        if self.stream.shutdown(Shutdown::Write).is_err() {
-            return;
         }
         let mut unread = vec![0; PEEK_BYTES];
         loop {

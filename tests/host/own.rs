@@ -21,11 +21,21 @@ impl Own {
         let target = Target::new(reactors.handles().to_vec());
         target.create_subsystem(SubsystemSpec { allow_any_host: true, ..SubsystemSpec::new(NQN) }).unwrap();
         add_namespace(&target, "ram:64MiB?block_size=512");
-        let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let listening = target.clone();
-        block_on(async move { listening.add_listener(NQN, addr).await }).unwrap();
+        let addr = listen(&target);
         Own { target, addr, _reactors: reactors }
     }
+}
+
+/// Listens on a port that was free a moment ago; somebody may be quicker, then on the next.
+fn listen(target: &Target) -> SocketAddr {
+    for _ in 0..20 {
+        let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let listening = target.clone();
+        if block_on(async move { listening.add_listener(NQN, addr).await }).is_ok() {
+            return addr;
+        }
+    }
+    panic!("no port to listen on");
 }
 
 fn add_namespace(target: &Target, uri: &str) {

@@ -6,8 +6,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use rimrock::device::{Device, OpenOptions};
-use rimrock::reactor::{ReactorConfig, Reactors, block_on};
-use rimrock::target::{Backend, NamespaceSpec, SubsystemSpec, Target};
+use rimrock::reactor::{ReactorConfig, ReactorHandle, Reactors, block_on};
+use rimrock::target::{Backend, NamespaceSpec, SubsystemSpec, Target, TargetError};
 
 pub const SUBNQN: &str = "nqn.2024-01.io.rimrock:test";
 pub const HOSTNQN: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555";
@@ -24,7 +24,7 @@ pub struct Rig {
     pub addr: SocketAddr,
     pub device: Device,
     /// Last, so that everything else is gone when the reactors stop.
-    pub reactors: Reactors,
+    reactors: Reactors,
 }
 
 impl Rig {
@@ -51,12 +51,17 @@ impl Rig {
         Rig { target, addr, device, reactors }
     }
 
+    pub fn reactors(&self) -> Vec<ReactorHandle> {
+        self.reactors.handles().to_vec()
+    }
+
     /// A second host does I/O: the process is alive and others are not disturbed.
     pub fn check_health(&self) {
         let (_admin, mut io) = self.connect_as(OTHER_HOST, 16);
-        let data = pattern(4096, 99);
+        // More than fits into any capsule.
+        let data = pattern(12288, 99);
         assert!(io.write(1, 3, &data).ok());
-        assert_eq!(io.read(1, 3, 4096).expect_ok(), data);
+        assert_eq!(io.read(1, 3, 12288).expect_ok(), data);
     }
 
     pub fn wire(&self) -> Wire {
@@ -86,6 +91,16 @@ impl Rig {
         let mut io = self.wire();
         io.connect_io(&admin, host, 1, entries).expect_ok();
         (admin, io)
+    }
+
+    /// Calls something asynchronous of the target, which must succeed.
+    pub fn ask<F, Fut>(&self, call: F)
+    where
+        F: FnOnce(Target, SocketAddr) -> Fut,
+        Fut: Future<Output = Result<(), TargetError>> + 'static,
+    {
+        let call = call(self.target.clone(), self.addr);
+        block_on(call).unwrap();
     }
 
     /// Waits until the target has as many connections as `count`.
@@ -350,6 +365,14 @@ impl Wire {
                 Some(_) => return false,
             }
         }
+    }
+
+    /// Closes the connection with a reset.
+    pub fn reset(&mut self) {
+        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+        nix::sys::socket::setsockopt(&self.stream, nix::sys::socket::sockopt::Linger, &linger).unwrap();
+        let closed = TcpStream::connect(self.stream.peer_addr().unwrap()).unwrap();
+        drop(std::mem::replace(&mut self.stream, closed));
     }
 
     pub fn ic_req(hpda: u8, dgst: u8) -> Vec<u8> {

@@ -3,4 +3,9 @@
 //! After every wrong thing the rig's health check must pass: a second host connects, writes and reads back.
 
 mod client;
+mod connect;
+mod discovery;
+mod framing;
+mod identify;
 mod io;
+mod volume;

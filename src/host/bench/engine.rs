@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 use uuid::Uuid;
 
-use super::pattern::{Pattern, mix};
+use super::ledger::Ledger;
+use super::pattern::mix;
 use super::report::{BenchReport, Tally};
-use super::{BenchError, BenchSpec, Mismatch, Progress};
+use super::{BenchError, BenchSpec, Progress};
 use crate::host::blocking::{self, BlockingController, Machine};
 use crate::host::connection::TRANSMIT_SLICES;
 use crate::host::controller::BLOCKS_MAX;
@@ -18,8 +19,6 @@ use crate::host::{Completion, ControllerOptions, Data, HostError, Namespace};
 use crate::nvme::base::nvm;
 use crate::nvme::command::ReadWrite;
 
-/// Versions are kept in memory, four bytes for each unit.
-const VERIFY_UNITS_MAX: u64 = 1 << 28;
 /// How often a free unit is looked for before the load waits for completions.
 const PICK_TRIES: usize = 64;
 /// No completion for this long while operations are in flight: the target hangs.
@@ -47,19 +46,6 @@ struct Operation {
 struct Picker {
     random: u64,
     next_unit: u64,
-}
-
-/// Expected contents, by unit.
-struct Ledger {
-    pattern: Pattern,
-    /// The version that was written last; 0 is never.
-    versions: Vec<u32>,
-    /// Units with an operation in flight: what a read beside a write returns is not defined.
-    busy: Vec<bool>,
-    expects_earlier_run: bool,
-    verified_bytes: u64,
-    mismatches: u64,
-    first: Option<Mismatch>,
 }
 
 pub(super) struct Engine<'a> {
@@ -146,7 +132,7 @@ impl Engine<'_> {
             writes,
             verified_bytes: ledger.map_or(0, |l| l.verified_bytes),
             mismatches: ledger.map_or(0, |l| l.mismatches),
-            first_mismatch: ledger.and_then(|l| l.first),
+            first_mismatch: ledger.and_then(|l| l.first_mismatch),
             queues: self.lanes.len(),
             queue_depth: self.queue_depth,
         };
@@ -226,7 +212,7 @@ impl Engine<'_> {
                 self.picker.next_unit = (unit + 1) % self.units;
                 unit
             };
-            if self.ledger.as_ref().is_none_or(|ledger| !ledger.busy[unit as usize]) {
+            if self.ledger.as_ref().is_none_or(|ledger| !ledger.is_busy(unit)) {
                 let is_write = match self.spec.workload.read_percent {
                     100 => false,
                     0 => true,
@@ -261,7 +247,7 @@ impl Engine<'_> {
             }
             if let (Some(ledger), true) = (&self.ledger, is_write) {
                 for (n, bytes) in buf.chunks_exact_mut(block).enumerate() {
-                    ledger.pattern.fill(slba + n as u64, version.into(), bytes);
+                    ledger.fill(slba + n as u64, version, bytes);
                 }
             }
             let rw = ReadWrite::new(self.ns.nsid, slba, (len / block) as u32);
@@ -324,7 +310,7 @@ impl Engine<'_> {
             let tally = if operation.is_write { &mut self.writes } else { &mut self.reads };
             tally.record(now - operation.started, self.spec.block_bytes);
             if let Some(ledger) = &mut self.ledger {
-                ledger.busy[operation.unit as usize] = false;
+                ledger.end(operation.unit);
             }
         }
         Ok(())
@@ -333,7 +319,7 @@ impl Engine<'_> {
     /// Verify mode: reads every unit that was written once more.
     fn read_back(&mut self) -> Result<(), BenchError> {
         let Some(ledger) = &self.ledger else { return Ok(()) };
-        let written: Vec<u64> = (0..self.units).filter(|&unit| ledger.versions[unit as usize] != 0).collect();
+        let written = ledger.written();
         let mut written = written.into_iter();
         let mut clock = Clock::new(Instant::now());
         let mut more = true;
@@ -433,56 +419,6 @@ impl Picker {
     fn below(&mut self, limit: u64) -> u64 {
         self.random = self.random.wrapping_add(1);
         ((u128::from(mix(self.random)) * u128::from(limit)) >> 64) as u64
-    }
-}
-
-impl Ledger {
-    fn new(spec: &BenchSpec, units: u64) -> Result<Ledger, BenchError> {
-        if units > VERIFY_UNITS_MAX {
-            return Err(wrong(format!(
-                "verifying {units} units takes too much memory; limit the range or use larger operations"
-            )));
-        }
-        Ok(Ledger {
-            pattern: Pattern { seed: spec.seed },
-            versions: vec![0; units as usize],
-            busy: vec![false; units as usize],
-            expects_earlier_run: spec.workload.read_percent == 100,
-            verified_bytes: 0,
-            mismatches: 0,
-            first: None,
-        })
-    }
-
-    /// An operation on `unit` begins; the version that it writes or must find.
-    fn begin(&mut self, unit: u64, is_write: bool) -> u32 {
-        let unit = unit as usize;
-        self.busy[unit] = true;
-        if is_write {
-            // 0 means never written, also after four billion writes.
-            self.versions[unit] = self.versions[unit].checked_add(1).unwrap_or(1);
-        }
-        self.versions[unit]
-    }
-
-    /// Compares what a read returned. Blocks that this run has not written may hold anything, unless the whole run only
-    /// reads: then they must hold what an earlier run with this seed has written, or zeros.
-    fn check(&mut self, version: u32, slba: u64, block: usize, buf: &[u8]) {
-        if version == 0 && !self.expects_earlier_run {
-            return;
-        }
-        for (n, bytes) in buf.chunks_exact(block).enumerate() {
-            let slba = slba + n as u64;
-            let outcome = match version {
-                0 => self.pattern.check_any(slba, bytes).map(drop),
-                version => self.pattern.check(slba, version.into(), bytes),
-            };
-            if let Err(mismatch) = outcome {
-                self.mismatches += 1;
-                self.first.get_or_insert(mismatch);
-            }
-        }
-        self.verified_bytes += buf.len() as u64;
     }
 }
 

@@ -16,6 +16,8 @@ use crate::nvme::log::{DiscoveryLogEntry, DiscoveryLogHeader, lid};
 const LOG_PIECE_BYTES: usize = 4096;
 /// A discovery log of more entries than this is not believed: it would be 64 MiB.
 const DISCOVERY_ENTRIES_MAX: u64 = 65536;
+/// A list of more namespaces than this is not believed: a controller could go on for ever.
+const NAMESPACES_MAX: usize = 65536;
 /// How often a discovery log that changes while it is read is read again.
 const DISCOVERY_TRIES: usize = 10;
 
@@ -70,6 +72,9 @@ impl<Q: CommandQueue> Controller<Q> {
                     return Err(HostError::Nonsense { what: "the namespace list is not in rising order" });
                 }
                 out.push(nsid);
+            }
+            if out.len() > NAMESPACES_MAX {
+                return Err(HostError::Nonsense { what: "the controller lists more than 65536 namespaces" });
             }
             // A full page may be followed by another.
             if out.len() - before < page.nsids.len() || out.last() >= Some(&(NSID_ALL - 1)) {

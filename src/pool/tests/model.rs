@@ -167,11 +167,11 @@ fn random_operations_agree_with_a_model_through_crashes() {
         None => {
             let fresh =
                 std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
-            vec![1, 2, 3, 4, 5, 6, fresh]
+            vec![1, 2, 3, fresh]
         }
     };
     for seed in seeds {
         println!("SEED={seed}");
-        run(walk(seed, 400));
+        run(walk(seed, 300));
     }
 }
