@@ -8,6 +8,7 @@ mod client;
 mod device;
 mod output;
 mod pool;
+mod quickstart;
 mod rpc;
 mod serve;
 mod snapshot;
@@ -50,6 +51,8 @@ pub struct Common {
 enum Command {
     /// Run the daemon in the foreground
     Serve(serve::Serve),
+    /// Show checkpoints, snapshots, a rollback and a clone at work, on files in this directory
+    Quickstart(quickstart::Quickstart),
     /// Create, import and look after pools
     #[command(subcommand)]
     Pool(pool::Pool),
@@ -102,6 +105,7 @@ pub fn main() -> ExitCode {
     let common = &cli.common;
     let done = match cli.command {
         Command::Serve(serve) => serve.run(common),
+        Command::Quickstart(quickstart) => quickstart.run(common),
         Command::Pool(pool) => pool.run(common),
         Command::Device(device) => device.run(common),
         Command::Volume(volume) => volume.run(common),

@@ -91,7 +91,10 @@ fn bare_table() -> Table {
 }
 
 fn trimmed(table: &Table) -> String {
-    let lines: Vec<String> = table.to_string().lines().map(|line| line.trim_end().to_owned()).collect();
+    // Every cell is padded on both sides; the first column's left side is a margin nobody wants.
+    let text = table.to_string();
+    let lines: Vec<&str> =
+        text.lines().map(|line| line.strip_prefix(' ').unwrap_or(line).trim_end()).collect();
     lines.join("\n")
 }
 

@@ -5,6 +5,7 @@ use super::{Common, Failure};
 use crate::config::{self, Config};
 use crate::control::Daemon;
 use crate::control::server::ControlSocket;
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -68,7 +69,10 @@ pub fn start_log(level: &str) -> Result<(), Failure> {
     let filter = tracing_subscriber::EnvFilter::try_new(level)
         .map_err(|error| Failure::failed(format!("log level {level:?} is not understood: {error}")))?;
     // A second start within one process (tests) keeps the first subscriber.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let colours = std::io::stderr().is_terminal();
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
+    let _ = log.try_init();
     Ok(())
 }
 
@@ -83,6 +87,8 @@ async fn serve(config: Config) -> Result<(), Failure> {
         () = socket.serve(daemon.clone()) => {}
         () = stop_signal() => tracing::info!("stopping"),
     }
+    daemon.stop().await;
+    tracing::info!("stopped");
     Ok(())
 }
 

@@ -272,7 +272,7 @@ pub fn diff(common: &Common, from: &str, to: &str) -> Result<(), Failure> {
     print_list(
         common.output,
         if common.output == Format::Json { &answer } else { &answer["ranges"] },
-        &[("OFFSET", "offset", Show::Plain), ("LENGTH", "length", Show::Bytes), ("NOW", "kind", Show::Plain)],
+        &[("OFFSET", "offset", Show::Plain), ("LENGTH", "length", Show::Bytes)],
     );
     if common.output == Format::Table {
         let changed = answer["changed_bytes"].as_u64().unwrap_or(0);

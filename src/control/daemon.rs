@@ -1,12 +1,24 @@
 //! The daemon: everything the methods work on, brought up from a configuration and taken down cleanly.
+//!
+//! The order at the start: reactors, devices, all pools, all recorded exports, the subsystems of the
+//! configuration, and only then the listeners, so that a host that connects finds everything that was there
+//! before. The order at the end is the reverse.
 #![forbid(unsafe_code)]
 
 use super::devices::{Devices, OpenDevice, Opening, Origin};
 use super::error::RpcError;
-use crate::config::{Config, Poll};
+use super::exports::{ChangeError, Exports};
+use super::methods::nvmf::target_error;
+use crate::config::{Config, Poll, PoolEntry, SubsystemEntry};
 use crate::device::OpenOptions;
+use crate::memory::{self, ArenaConfig};
+use crate::pool::{PoolManager, PoolOptions};
 use crate::reactor::{PollMode, ReactorConfig, ReactorError, Reactors};
+use crate::target::{SubsystemSpec, Target};
+use std::cell::Cell;
 use std::net::SocketAddr;
+use std::time::Instant;
+use uuid::Uuid;
 
 /// Why a daemon did not start.
 #[derive(Debug, thiserror::Error)]
@@ -28,9 +40,15 @@ pub enum StartError {
 pub struct Daemon {
     /// Where exports listen unless told otherwise.
     pub(super) listen: SocketAddr,
+    pub(super) target: Target,
+    pub(super) exports: Exports,
+    /// Whether a client of SPDK's has "created" the transport, which it may do once.
+    pub(super) transport_created: Cell<bool>,
+    pub(super) pools: PoolManager,
     pub(super) devices: Devices,
-    // Last: everything above holds handles to it.
-    reactors: Reactors,
+    pub(super) started: Instant,
+    /// Dropped last, since everything above holds handles to it.
+    pub(super) reactors: Reactors,
 }
 
 impl Daemon {
@@ -44,8 +62,29 @@ impl Daemon {
         if let Some(spin_us) = config.reactor.spin_us {
             reactor.spin_us = spin_us;
         }
+        let budget = usize::try_from(config.memory.buffers).unwrap_or(usize::MAX);
+        memory::configure(&ArenaConfig { budget, hugetlb: config.memory.hugepages });
         let reactors = Reactors::start(reactor)?;
-        let daemon = Daemon { listen: config.target.listen, devices: Devices::default(), reactors };
+        let daemon = Daemon {
+            listen: config.target.listen,
+            target: Target::new(reactors.handles().to_vec()),
+            exports: Exports::default(),
+            transport_created: Cell::new(false),
+            pools: PoolManager::new(reactors.handles().to_vec(), config.memory.page_cache),
+            devices: Devices::default(),
+            started: Instant::now(),
+            reactors,
+        };
+        match daemon.configure(config).await {
+            Ok(()) => Ok(daemon),
+            Err(error) => {
+                daemon.stop().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn configure(&self, config: &Config) -> Result<(), StartError> {
         for entry in &config.device {
             let opening = Opening {
                 name: Some(entry.name.clone()),
@@ -55,22 +94,100 @@ impl Daemon {
                 origin: Origin::Named,
                 field: "uri",
             };
-            daemon
-                .devices
-                .open(opening)
-                .await
+            let opened = self.devices.open(opening).await.map(drop);
+            opened
                 .map_err(|error| StartError::Entry { what: format!("[[device]] {}", entry.name), error })?;
         }
-        Ok(daemon)
+        let mut listeners = Vec::new();
+        for entry in &config.pool {
+            let up = self.bring_up(entry).await;
+            up.map_err(|error| StartError::Entry { what: format!("[[pool]] {}", entry.name), error })?;
+            listeners.extend(self.restore_exports(&entry.name).await);
+        }
+        for entry in &config.subsystem {
+            let made = self.make_subsystem(entry).await;
+            made.map_err(|error| {
+                let error = match error {
+                    ChangeError::Target(error) => target_error(&error),
+                    ChangeError::Refused(error) => error,
+                };
+                StartError::Entry { what: format!("[[subsystem]] {}", entry.nqn), error }
+            })?;
+        }
+        self.open_listeners(listeners).await;
+        Ok(())
     }
 
-    /// Takes everything down cleanly.
-    pub async fn stop(self) {
-        self.reactors.shutdown();
+    /// Imports a pool, or creates it where that is asked for and the devices hold none.
+    async fn bring_up(&self, entry: &PoolEntry) -> Result<(), RpcError> {
+        let info = match self.import_pool_quietly(&entry.devices).await {
+            Err(error) if entry.create && error.code == -i64::from(libc::ENODEV) => {
+                tracing::info!(pool = entry.name, "no pool is on the devices; creating it");
+                self.create_pool(&entry.name, &entry.devices, PoolOptions::default()).await?
+            }
+            other => other?,
+        };
+        if info.name != entry.name {
+            return Err(RpcError::refused(
+                libc::EINVAL,
+                format!("the devices hold a pool named {}", info.name),
+            ));
+        }
+        tracing::info!(pool = info.name, volumes = info.volumes, snapshots = info.snapshots, "imported");
+        Ok(())
+    }
+
+    async fn make_subsystem(&self, entry: &SubsystemEntry) -> Result<(), ChangeError> {
+        let mut spec = SubsystemSpec::new(&entry.nqn);
+        spec.serial_number = entry.serial_number.clone().unwrap_or_default();
+        spec.allow_any_host = entry.hosts.is_empty();
+        self.create_subsystem(spec)?;
+        for host in &entry.hosts {
+            self.add_host(&entry.nqn, host).await?;
+        }
+        for device in &entry.devices {
+            let missing =
+                || RpcError::field("devices", format!("device {device} is not open, or part of a pool"));
+            let mut backend = self.backend(device).await.ok_or_else(missing)?;
+            // The same after a restart: a host that reconnects must not find another disk in the old one's place.
+            let identity = format!("rimrock:{}/{device}", entry.nqn);
+            backend.uuid = Some(Uuid::new_v5(&Uuid::NAMESPACE_URL, identity.as_bytes()));
+            self.add_namespace(&entry.nqn, backend).await?;
+        }
+        let listen = match entry.listen.is_empty() {
+            true => vec![self.listen],
+            false => entry.listen.clone(),
+        };
+        for address in listen {
+            self.add_listener(&entry.nqn, address).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes everything down cleanly: hosts are disconnected and pools exported. Devices and reactors go with the
+    /// daemon itself.
+    pub async fn stop(&self) {
+        self.target.shutdown().await;
+        for subsystem in self.exports.all() {
+            if let Err(error) = self.target.delete_subsystem(&subsystem.nqn).await {
+                tracing::warn!(nqn = subsystem.nqn, %error, "a subsystem did not go in peace");
+            }
+        }
+        for pool in self.pools.list() {
+            match self.pools.shut(&pool).await {
+                Ok(()) => tracing::info!(pool = pool.name(), "exported"),
+                Err(error) => {
+                    tracing::error!(pool = pool.name(), %error, "the pool was not exported cleanly")
+                }
+            }
+        }
     }
 
     /// What uses a device, in words.
     pub(super) fn user_of(&self, device: &OpenDevice) -> Option<String> {
-        device.pool.borrow().as_ref().map(|pool| format!("pool {pool}"))
+        if let Some(pool) = device.pool.borrow().as_ref() {
+            return Some(format!("pool {pool}"));
+        }
+        self.exports.of_device(&device.name).first().map(|(nqn, nsid)| format!("namespace {nsid} of {nqn}"))
     }
 }

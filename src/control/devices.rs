@@ -124,12 +124,6 @@ impl Devices {
         self.by_name.borrow().values().flatten().cloned().collect()
     }
 
-    /// The device with this handle's identity.
-    pub fn of(&self, device: &Device) -> Option<Rc<OpenDevice>> {
-        let uuid = device.info().uuid;
-        self.by_name.borrow().values().flatten().find(|open| open.device.info().uuid == uuid).cloned()
-    }
-
     /// Forgets a device; it is closed once nobody uses its handle. The caller has made sure that it is free.
     pub fn remove(&self, name: &str) {
         self.by_name.borrow_mut().remove(name);

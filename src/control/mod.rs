@@ -11,10 +11,12 @@
 mod daemon;
 mod devices;
 pub mod error;
+mod exports;
 pub mod framing;
 pub mod jsonrpc;
 mod methods;
 pub mod names;
+mod pools;
 pub mod schema;
 pub mod server;
 pub mod table;

@@ -21,6 +21,8 @@ pub enum Kind {
     Bool,
     /// `false`: a switch of SPDK for something that is not here. Its clients send the default.
     Off,
+    /// Something of SPDK's that is not here: no value is taken.
+    Unsupported,
     /// A whole number.
     Unsigned {
         /// The least value taken.
@@ -202,6 +204,7 @@ fn check_value(kind: Kind, text: &str, field: &str) -> Result<Arg, RpcError> {
             "true" => return Err(fault("is not supported here".to_owned())),
             _ => return Err(fault("must be false".to_owned())),
         },
+        Kind::Unsupported => return Err(fault("is not supported here".to_owned())),
         Kind::Unsigned { min: 0, max: 0 } if text != "0" => {
             return Err(fault("must be 0; nothing else is supported here".to_owned()));
         }
@@ -355,6 +358,7 @@ impl Kind {
         match self {
             Kind::Bool => "boolean".to_owned(),
             Kind::Off => "false".to_owned(),
+            Kind::Unsupported => "not supported".to_owned(),
             Kind::Unsigned { min: 0, max: 0 } => "0".to_owned(),
             Kind::Unsigned { min: 0, max: u64::MAX } => "whole number".to_owned(),
             Kind::Unsigned { min, max: u64::MAX } => format!("whole number, at least {min}"),

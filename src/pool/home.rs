@@ -391,7 +391,7 @@ impl Home {
         drop(lock);
         let mut infos = Vec::new();
         for (_, name) in wanted {
-            infos.push(self.node(name).await?);
+            infos.push(self.brief(name).await?);
         }
         Ok(infos)
     }

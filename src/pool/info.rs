@@ -113,6 +113,13 @@ impl Home {
         Ok(entities.into_iter().filter_map(|entity| self.entity_info(entity, &accounts)).collect())
     }
 
+    /// One volume or snapshot, without what only a walk over its tree could tell (`unique` of a snapshot).
+    pub async fn brief(&self, name: &str) -> Result<NodeInfo, PoolError> {
+        let accounts = self.accounts().await?;
+        let gone = || PoolError::not_found(format!("'{name}' is gone"));
+        self.entity_info(self.find(name)?, &accounts).ok_or_else(gone)
+    }
+
     /// One volume or snapshot, with what it alone holds.
     pub async fn node(&self, name: &str) -> Result<NodeInfo, PoolError> {
         let accounts = self.accounts().await?;

@@ -332,6 +332,13 @@ impl Pool {
         self.run(|home| async move { home.nodes().await }).await
     }
 
+    /// One volume or snapshot, by name or UUID, at a cost that does not depend on its size: without `unique` of a
+    /// snapshot.
+    pub async fn find(&self, name: &str) -> Result<NodeInfo, PoolError> {
+        let name = name.to_owned();
+        self.run(|home| async move { home.brief(&name).await }).await
+    }
+
     /// One volume or snapshot, by name or UUID.
     pub async fn node(&self, name: &str) -> Result<NodeInfo, PoolError> {
         let name = name.to_owned();

@@ -168,9 +168,20 @@ pub fn rimrock() -> Command {
     command
 }
 
-/// A TCP port nobody listens on.
+/// A TCP port nobody listens on, below the range from which the kernel gives ports to clients, and not given to
+/// another test of this process.
 pub fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    for _ in 0..1000 {
+        let number = std::process::id() * 61 + NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 20_000 + (number % 10_000) as u16;
+        // Not by binding it: a process that another thread is just starting would hold the listener for a moment.
+        if std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+            return port;
+        }
+    }
+    panic!("no free port from 20000 to 29999");
 }
 
 /// A connection to the control socket.

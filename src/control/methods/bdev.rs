@@ -1,7 +1,7 @@
 //! Block devices under SPDK's names and in SPDK's shapes: devices, volumes and snapshots alike.
 #![forbid(unsafe_code)]
 
-use super::device;
+use super::{device, lvol};
 use crate::control::Daemon;
 use crate::control::devices::{OpenDevice, Opening, Origin};
 use crate::control::error::{RpcError, errno_text};
@@ -206,12 +206,14 @@ fn delete(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
 
 async fn get_bdevs(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
     let Some(name) = params.text_opt("name")? else {
-        return Ok(Value::Array(all(daemon)));
+        let mut bdevs: Vec<Value> = daemon.devices.all().iter().map(|device| device_bdev(device)).collect();
+        bdevs.extend(lvol::all_bdevs(daemon).await?);
+        return Ok(Value::Array(bdevs));
     };
     let wait = Duration::from_millis(params.u64_opt("timeout")?.unwrap_or(0));
     let started = Instant::now();
     loop {
-        if let Some(bdev) = one(daemon, name) {
+        if let Some(bdev) = one(daemon, name).await {
             return Ok(json!([bdev]));
         }
         if wait.is_zero() {
@@ -225,12 +227,11 @@ async fn get_bdevs(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcErr
     }
 }
 
-fn all(daemon: &Daemon) -> Vec<Value> {
-    daemon.devices.all().iter().map(|device| device_bdev(device)).collect()
-}
-
-fn one(daemon: &Daemon, name: &str) -> Option<Value> {
-    daemon.devices.find(name).map(|device| device_bdev(&device))
+async fn one(daemon: &Rc<Daemon>, name: &str) -> Option<Value> {
+    match daemon.devices.find(name) {
+        Some(device) => Some(device_bdev(&device)),
+        None => lvol::one_bdev(daemon, name).await,
+    }
 }
 
 /// What differs between one bdev and another, of the members SPDK shows.

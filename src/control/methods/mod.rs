@@ -2,10 +2,25 @@
 #![forbid(unsafe_code)]
 
 mod bdev;
-mod device;
+pub mod device;
+mod export;
+mod lvol;
+pub mod nvmf;
+mod pool;
+mod snapshot;
 mod system;
+mod volume;
 
 use super::table::Chapter;
 
 /// The chapters of the table.
-pub const CHAPTERS: &[Chapter] = &[system::CHAPTER, device::CHAPTER, bdev::CHAPTER];
+pub const CHAPTERS: &[Chapter] = &[
+    system::CHAPTER,
+    device::CHAPTER,
+    pool::CHAPTER,
+    volume::CHAPTER,
+    snapshot::CHAPTER,
+    nvmf::CHAPTER,
+    bdev::CHAPTER,
+    lvol::CHAPTER,
+];

@@ -1,6 +1,7 @@
 //! About the daemon itself.
 #![forbid(unsafe_code)]
 
+use crate::control::Daemon;
 use crate::control::error::RpcError;
 use crate::control::schema::{Kind, Params, optional};
 use crate::control::table::{self, Chapter, Method};
@@ -33,6 +34,13 @@ pub const CHAPTER: Chapter = Chapter {
             run: |_, _| Box::pin(async { Ok(table::all().map(|method| method.name).collect()) }),
         },
         Method {
+            name: "framework_get_reactors",
+            summary: "Shows the polling threads and how much they have worked, in SPDK's shape.",
+            params: &[],
+            result: "`tick_rate`, `pid` and `reactors` (`lcore`, `busy` and `idle` in ticks of a nanosecond, and more).",
+            run: |daemon, _| Box::pin(async move { Ok(reactors(&daemon)) }),
+        },
+        Method {
             name: "rpc_get_schema",
             summary: "Describes every method, or one, with its parameters.",
             params: &[optional("method", Kind::Text { max: 128 }, "Describe only this method.")],
@@ -54,6 +62,30 @@ fn version() -> Value {
             "commit": option_env!("RIMROCK_COMMIT").unwrap_or(""),
         },
     })
+}
+
+/// Time that is not spent asleep counts as busy, polling without finding work included.
+fn reactors(daemon: &Daemon) -> Value {
+    let up = u64::try_from(daemon.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let reactors: Vec<Value> = daemon
+        .reactors
+        .handles()
+        .iter()
+        .map(|reactor| {
+            let stats = reactor.stats();
+            json!({
+                "lcore": reactor.core(),
+                "busy": up.saturating_sub(stats.idle_ns),
+                "idle": stats.idle_ns,
+                "in_interrupt": false,
+                "loops": stats.loops,
+                "sleeps": stats.sleeps,
+                "tasks": stats.tasks,
+                "lw_threads": [{ "name": format!("reactor_{}", reactor.id()), "id": reactor.id().0 + 1 }],
+            })
+        })
+        .collect();
+    json!({ "tick_rate": 1_000_000_000, "pid": std::process::id(), "reactors": reactors })
 }
 
 fn schema(params: &Params) -> Result<Value, RpcError> {

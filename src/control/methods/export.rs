@@ -1,0 +1,187 @@
+//! `volume_export` and `volume_unexport`: subsystem, namespace and listener in one step.
+#![forbid(unsafe_code)]
+
+use super::nvmf::target_error;
+use crate::control::Daemon;
+use crate::control::error::RpcError;
+use crate::control::exports::{ChangeError, Record};
+use crate::control::pools::Found;
+use crate::control::schema::Params;
+use crate::nvme::nqn::NQN_LEN_MAX;
+use crate::target::SubsystemSpec;
+use serde_json::{Value, json};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+
+/// Exports a volume or snapshot.
+pub async fn export(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
+    let listen = match params.text_opt("listen")? {
+        Some(text) => match text.parse::<SocketAddr>() {
+            Ok(address) if address.port() > 0 => address,
+            _ => {
+                return Err(RpcError::field(
+                    "listen",
+                    "must be ADDR:PORT, such as 0.0.0.0:4420 or [::1]:4420",
+                ));
+            }
+        },
+        None => daemon.listen,
+    };
+    let hosts = params.texts("hosts")?;
+    let _changing = daemon.exports.lock().await;
+    let found = daemon.node("name", params.text("name")?).await?;
+    let nqn = match params.text_opt("nqn")? {
+        Some(nqn) => nqn.to_owned(),
+        None => match daemon.exports.of_node(found.node.uuid).first() {
+            Some((nqn, _)) => nqn.clone(),
+            None => derived_nqn(&found),
+        },
+    };
+    let existing = daemon.exports.get(&nqn);
+    if let Some(record) = &existing {
+        check_same(record, &found, &hosts)?;
+    } else if let Err(error) = build(daemon, &found, &nqn, &hosts, listen).await {
+        // What was made so far goes away again; a subsystem that was never made is not an error here.
+        let _ = daemon.delete_subsystem(&nqn).await;
+        return Err(refusal(error));
+    }
+    let record = daemon
+        .exports
+        .get(&nqn)
+        .ok_or_else(|| RpcError::refused(libc::ENODEV, "the export is gone again"))?;
+    if existing.is_some()
+        && !record.listeners.contains(&listen)
+        && (params.has("listen") || record.listeners.is_empty())
+    {
+        daemon.add_listener(&nqn, listen).await.map_err(refusal)?;
+    }
+    let record = daemon.exports.get(&nqn).unwrap_or(record);
+    Ok(answer(&found, &record))
+}
+
+async fn build(
+    daemon: &Daemon,
+    found: &Found,
+    nqn: &str,
+    hosts: &[String],
+    listen: SocketAddr,
+) -> Result<(), ChangeError> {
+    let mut spec = SubsystemSpec::new(nqn);
+    spec.allow_any_host = hosts.is_empty();
+    daemon.create_subsystem(spec)?;
+    for host in hosts {
+        daemon.add_host(nqn, host).await?;
+    }
+    daemon.add_namespace(nqn, daemon.node_backend(found).await?).await?;
+    // Last, so that no host finds a subsystem without its namespace.
+    daemon.add_listener(nqn, listen).await
+}
+
+/// Whether an existing subsystem is the export that is asked for.
+fn check_same(record: &Record, found: &Found, hosts: &[String]) -> Result<(), RpcError> {
+    let nqn = &record.nqn;
+    if !record.namespaces.iter().any(|namespace| namespace.place.is_node(found.node.uuid)) {
+        return Err(RpcError::refused(
+            libc::EEXIST,
+            format!("subsystem {nqn} exists already and shows something else"),
+        )
+        .with("field", "nqn")
+        .hint("add to it with nvmf_subsystem_add_ns, or choose another NQN"));
+    }
+    let mut wanted = hosts.to_vec();
+    let mut allowed = record.hosts.clone();
+    wanted.sort_unstable();
+    allowed.sort_unstable();
+    if !hosts.is_empty() && (wanted != allowed || record.allow_any_host) {
+        return Err(RpcError::refused(
+            libc::EEXIST,
+            format!("{} is exported already, to other hosts", found.node.name),
+        )
+        .with("field", "hosts")
+        .hint("change the list with nvmf_subsystem_add_host and nvmf_subsystem_remove_host"));
+    }
+    Ok(())
+}
+
+fn answer(found: &Found, record: &Record) -> Value {
+    let nsid = record.namespaces.iter().find(|namespace| namespace.place.is_node(found.node.uuid));
+    let connect: Vec<String> =
+        record.listeners.iter().flat_map(|listen| connect_lines(*listen, &record.nqn)).collect();
+    json!({
+        "name": found.node.name,
+        "pool": found.pool.name(),
+        "nqn": record.nqn,
+        "nsid": nsid.map(|namespace| namespace.nsid),
+        "listen": record.listeners.iter().map(SocketAddr::to_string).collect::<Vec<String>>(),
+        "connect": connect,
+    })
+}
+
+/// The command lines that connect a Linux host; for a wildcard address one per address of this machine.
+fn connect_lines(listen: SocketAddr, nqn: &str) -> Vec<String> {
+    let addresses = match listen.ip().is_unspecified() {
+        true => own_addresses(listen.is_ipv6()),
+        false => vec![listen.ip()],
+    };
+    let line = |address: IpAddr| format!("nvme connect -t tcp -a {address} -s {} -n {nqn}", listen.port());
+    addresses.into_iter().map(line).collect()
+}
+
+/// This machine's addresses that others can reach, or loopback when there is none.
+fn own_addresses(with_ipv6: bool) -> Vec<IpAddr> {
+    let mut addresses = Vec::new();
+    for interface in nix::ifaddrs::getifaddrs().into_iter().flatten() {
+        let Some(address) = interface.address else { continue };
+        if let Some(v4) = address.as_sockaddr_in() {
+            addresses.push(IpAddr::V4(v4.ip()));
+        } else if let Some(v6) = address.as_sockaddr_in6().filter(|_| with_ipv6) {
+            // Link-local addresses need a scope that only the host knows.
+            if !v6.ip().is_unicast_link_local() {
+                addresses.push(IpAddr::V6(v6.ip()));
+            }
+        }
+    }
+    addresses.retain(|address| !address.is_loopback());
+    addresses.dedup();
+    if addresses.is_empty() {
+        addresses.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    }
+    addresses
+}
+
+/// The NQN of an export that was given none: readable where it fits, else made from the UUID.
+fn derived_nqn(found: &Found) -> String {
+    let readable = format!("nqn.2026-01.io.rimrock:{}:{}", found.pool.name(), found.node.name);
+    match readable.len() <= NQN_LEN_MAX {
+        true => readable,
+        false => format!("nqn.2014-08.org.nvmexpress:uuid:{}", found.node.uuid),
+    }
+}
+
+fn refusal(error: ChangeError) -> RpcError {
+    match error {
+        ChangeError::Target(error) => target_error(&error),
+        ChangeError::Refused(error) => error,
+    }
+}
+
+/// Ends every export of a volume or snapshot.
+pub async fn unexport(daemon: &Rc<Daemon>, name: &str) -> Result<Value, RpcError> {
+    let _changing = daemon.exports.lock().await;
+    let found = daemon.node("name", name).await?;
+    let exports = daemon.exports.of_node(found.node.uuid);
+    if exports.is_empty() {
+        return Err(RpcError::refused(libc::ENOENT, format!("{} is not exported", found.node.name)));
+    }
+    let mut nqns = Vec::new();
+    for (nqn, nsid) in exports {
+        let alone = daemon.exports.get(&nqn).is_some_and(|record| record.namespaces.len() == 1);
+        match alone {
+            true => daemon.delete_subsystem(&nqn).await.map_err(refusal)?,
+            false => daemon.remove_namespace(&nqn, nsid).await.map_err(refusal)?,
+        }
+        nqns.push(nqn);
+    }
+    nqns.dedup();
+    Ok(json!(nqns))
+}

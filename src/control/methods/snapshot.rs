@@ -1,0 +1,207 @@
+//! Snapshots, clones and differences.
+#![forbid(unsafe_code)]
+
+use super::volume::{delete, get, list, view};
+use crate::control::Daemon;
+use crate::control::error::RpcError;
+use crate::control::pools::{Found, pool_error};
+use crate::control::schema::{Kind, Param, Params, optional, required};
+use crate::control::table::{Chapter, Method};
+use crate::pool::{NodeInfo, NodeKind};
+use serde_json::{Value, json};
+use std::rc::Rc;
+
+/// The chapter of the reference page.
+pub const CHAPTER: Chapter = Chapter {
+    title: "Snapshots and clones",
+    preface: "A snapshot is instant and shares all space with its volume. By convention a snapshot of VOLUME is \
+              named VOLUME@SOMETHING. A clone is a volume that begins as a snapshot.",
+    methods: &[
+        Method {
+            name: "snapshot_create",
+            summary: "Takes a snapshot of a volume. Repeating the call gives the same snapshot.",
+            params: &[
+                required("volume", Kind::Node, "The volume."),
+                required("name", Kind::Name, "The snapshot's whole name, such as `model@step-1000`."),
+                optional("pool", Kind::Name, "The pool; may be left out where the volume's name is clear."),
+            ],
+            result: "the snapshot, in the form of a volume.",
+            run: |daemon, params| Box::pin(async move { create(&daemon, &params).await }),
+        },
+        Method {
+            name: "snapshot_create_group",
+            summary: "Takes snapshots of several volumes of one pool in one instant.",
+            params: &[required(
+                "snapshots",
+                Kind::List { of: &Kind::Object(MEMBER), max: 256 },
+                "The volumes and names.",
+            )],
+            result: "the list of snapshots.",
+            run: |daemon, params| Box::pin(async move { create_group(&daemon, &params).await }),
+        },
+        Method {
+            name: "snapshot_list",
+            summary: "Lists snapshots.",
+            params: &[
+                optional("volume", Kind::Node, "Only those taken of this volume."),
+                optional("pool", Kind::Name, "Only of this pool."),
+            ],
+            result: "a list of snapshots.",
+            run: |daemon, params| Box::pin(async move { list_snapshots(&daemon, &params).await }),
+        },
+        Method {
+            name: "snapshot_get",
+            summary: "Shows one snapshot.",
+            params: BY_NAME,
+            result: "the snapshot.",
+            run: |daemon, params| {
+                Box::pin(async move {
+                    daemon.snapshot("name", params.text("name")?).await?;
+                    get(&daemon, params.text("name")?).await
+                })
+            },
+        },
+        Method {
+            name: "snapshot_delete",
+            summary: "Deletes a snapshot that is not exported. Space that only it used comes back in the background.",
+            params: BY_NAME,
+            result: "`true`.",
+            run: |daemon, params| {
+                Box::pin(async move {
+                    let found = daemon.snapshot("name", params.text("name")?).await?;
+                    delete(&daemon, &found).await
+                })
+            },
+        },
+        Method {
+            name: "snapshot_diff",
+            summary: "Tells which ranges differ between two snapshots or volumes of a pool. Costs what changed, not what exists.",
+            params: &[
+                required("from", Kind::Node, "The older."),
+                required("to", Kind::Node, "The newer."),
+                optional(
+                    "max_ranges",
+                    Kind::Unsigned { min: 1, max: 1_000_000 },
+                    "The most ranges to list; 10000 when left out.",
+                ),
+            ],
+            result: "`ranges` (a list of `{offset, length}` in bytes, ascending), `changed_bytes` and `truncated`.",
+            run: |daemon, params| Box::pin(async move { diff(&daemon, &params).await }),
+        },
+        Method {
+            name: "clone_create",
+            summary: "Makes a new volume that begins as a snapshot. Repeating the call gives the same volume.",
+            params: &[
+                required("snapshot", Kind::Node, "The snapshot."),
+                required("name", Kind::Name, "The new volume's name."),
+            ],
+            result: "the volume.",
+            run: |daemon, params| Box::pin(async move { clone(&daemon, &params).await }),
+        },
+    ],
+};
+
+const BY_NAME: &[Param] = &[required("name", Kind::Node, "The snapshot.")];
+const MEMBER: &[Param] = &[
+    required("volume", Kind::Node, "The volume."),
+    required("name", Kind::Name, "The snapshot's whole name."),
+];
+
+async fn create(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
+    let named = params.text("volume")?;
+    let volume = match (params.text_opt("pool")?, named.contains('/')) {
+        (Some(pool), false) => daemon.volume("volume", &format!("{pool}/{named}")).await?,
+        _ => daemon.volume("volume", named).await?,
+    };
+    let name = params.text("name")?;
+    if let Ok(node) = volume.pool.find(name).await {
+        return same_snapshot(daemon, &volume, node);
+    }
+    let node = volume.pool.snapshot_create(&volume.node.name, name).await.map_err(pool_error)?;
+    Ok(view(daemon, &Found { node, ..volume }))
+}
+
+/// An existing snapshot, if it is one of that volume.
+fn same_snapshot(daemon: &Rc<Daemon>, volume: &Found, node: NodeInfo) -> Result<Value, RpcError> {
+    if node.kind == NodeKind::Snapshot && node.volume.as_ref() == Some(&volume.node.name) {
+        let found = Found { pool: volume.pool.clone(), node };
+        return Ok(view(daemon, &found));
+    }
+    let what = match node.kind {
+        NodeKind::Snapshot => "a snapshot of another volume",
+        NodeKind::Volume => "a volume",
+    };
+    Err(RpcError::refused(libc::EEXIST, format!("{} exists already, as {what}", node.name))
+        .with("field", "name"))
+}
+
+async fn create_group(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
+    let mut pool = None;
+    let mut wanted = Vec::new();
+    for (at, member) in params.objects("snapshots")?.iter().enumerate() {
+        let field = format!("snapshots[{at}].volume");
+        let volume = daemon.volume(&field, member.text("volume")?).await?;
+        let first = pool.get_or_insert(volume.pool.clone());
+        if first.uuid() != volume.pool.uuid() {
+            return Err(RpcError::field(
+                field,
+                format!("is not in pool {}, as the others are", first.name()),
+            ));
+        }
+        wanted.push((volume.node.name, member.text("name")?.to_owned()));
+    }
+    let Some(pool) = pool else {
+        return Err(RpcError::field("snapshots", "must name at least one volume"));
+    };
+    let taken = pool.snapshot_group(wanted).await.map_err(pool_error)?;
+    let views = taken.into_iter().map(|node| view(daemon, &Found { pool: pool.clone(), node }));
+    Ok(views.collect())
+}
+
+async fn list_snapshots(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
+    let volume = match params.text_opt("volume")? {
+        Some(name) => Some(daemon.volume("volume", name).await?.node.name),
+        None => None,
+    };
+    list(daemon, params, |node| {
+        node.kind == NodeKind::Snapshot && (volume.is_none() || node.volume == volume)
+    })
+    .await
+}
+
+async fn diff(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
+    let from = daemon.node("from", params.text("from")?).await?;
+    let to = daemon.node("to", params.text("to")?).await?;
+    if from.pool.uuid() != to.pool.uuid() {
+        return Err(RpcError::field(
+            "to",
+            format!("is in pool {}, not {}", to.pool.name(), from.pool.name()),
+        ));
+    }
+    let ranges = from.pool.diff(&from.node.name, &to.node.name).await.map_err(pool_error)?;
+    let changed: u64 = ranges.iter().map(|(_, length)| length).sum();
+    let max = usize::try_from(params.u64_opt("max_ranges")?.unwrap_or(10_000)).unwrap_or(usize::MAX);
+    let listed: Vec<Value> = ranges
+        .iter()
+        .take(max)
+        .map(|(offset, length)| json!({ "offset": offset, "length": length }))
+        .collect();
+    Ok(json!({ "ranges": listed, "changed_bytes": changed, "truncated": ranges.len() > max }))
+}
+
+async fn clone(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
+    let snapshot = daemon.snapshot("snapshot", params.text("snapshot")?).await?;
+    let name = params.text("name")?;
+    if let Ok(node) = snapshot.pool.find(name).await {
+        if node.kind == NodeKind::Volume && node.parent.as_ref() == Some(&snapshot.node.name) {
+            return Ok(view(daemon, &Found { node, ..snapshot }));
+        }
+        return Err(RpcError::refused(
+            libc::EEXIST,
+            format!("{name} exists already, and is not a clone of {}", snapshot.node.name),
+        )
+        .with("field", "name"));
+    }
+    let node = snapshot.pool.clone_create(&snapshot.node.name, name).await.map_err(pool_error)?;
+    Ok(view(daemon, &Found { node, ..snapshot }))
+}
