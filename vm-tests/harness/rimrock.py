@@ -118,8 +118,9 @@ class Rimrock:
 
     def add_namespace(self, nqn, name):
         """Show a volume or snapshot as one more namespace of a subsystem; returns its UUID."""
-        self.command("rpc", "nvmf_subsystem_add_ns", json.dumps({"nqn": nqn, "namespace": {"bdev_name": name}}))
-        return self.command("volume", "show", name)["uuid"]
+        uuid = self.command("volume", "show", name)["uuid"]
+        self.command("rpc", "nvmf_subsystem_add_ns", json.dumps({"nqn": nqn, "namespace": {"bdev_name": uuid}}))
+        return uuid
 
     def snapshot(self, volume, name):
         self.command("snapshot", "create", f"{volume}@{name}")
