@@ -114,11 +114,14 @@ class Rimrock:
         nqn = f"nqn.2026-01.test.rimrock:{name}"
         options = ["--read-only"] if read_only else []
         self.command("volume", "export", name, "--nqn", nqn, "--listen", f"{ADDRESS}:{self.port}", *options)
-        return nqn, self.command("volume", "show", name)["uuid"]
+        return nqn, self.uuid(name)
+
+    def uuid(self, name):
+        return self.command("snapshot" if "@" in name else "volume", "show", name)["uuid"]
 
     def add_namespace(self, nqn, name):
         """Show a volume or snapshot as one more namespace of a subsystem; returns its UUID."""
-        uuid = self.command("volume", "show", name)["uuid"]
+        uuid = self.uuid(name)
         self.command("rpc", "nvmf_subsystem_add_ns", json.dumps({"nqn": nqn, "namespace": {"bdev_name": uuid}}))
         return uuid
 
