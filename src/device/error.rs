@@ -50,6 +50,8 @@ pub enum DeviceError {
     Size { uri: String, source: SizeError },
     #[error("'{uri}': block_size is '{value}', expected 512 or 4096")]
     BlockSize { uri: String, value: String },
+    #[error("'{uri}': {option} is '{value}', expected yes or no")]
+    Flag { uri: String, option: &'static str, value: String },
     #[error("'{uri}': {size} bytes are not a whole number of blocks of {block_size} bytes")]
     UnevenSize { uri: String, size: u64, block_size: u32 },
     #[error("'{uri}': cannot map {size} bytes of memory: {source}")]

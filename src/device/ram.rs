@@ -13,15 +13,21 @@ pub(super) struct Ram {
     region: SharedRegion,
 }
 
-/// Opens `ram:SIZE?block_size=512|4096`.
+/// Opens `ram:SIZE?block_size=512|4096&populate=yes|no`. Populating takes the memory at once; otherwise a
+/// first write to each 2 MiB may wait for the system to clear a huge page.
 pub(super) fn open(uri: &DeviceUri) -> Result<(DeviceInfo, Ram), DeviceError> {
-    uri.only("block_size")?;
+    uri.only("block_size, populate")?;
     let size = uri.size(&uri.address)?;
     let block_size = uri.block_size()?;
     uri.whole_blocks(size, block_size)?;
+    let populate = uri.flag("populate")?;
     let region = usize::try_from(size)
         .map_err(|_| std::io::Error::from_raw_os_error(libc::ENOMEM))
         .and_then(SharedRegion::new)
+        .and_then(|region| match populate {
+            true => region.populate().map(|()| region),
+            false => Ok(region),
+        })
         .map_err(|source| DeviceError::Memory { uri: uri.text.clone(), size, source })?;
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let info = DeviceInfo {

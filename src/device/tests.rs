@@ -99,7 +99,7 @@ async fn conformance(device: Device) {
 
 #[test]
 fn ram_conforms() {
-    for uri in ["ram:4MiB", "ram:4MiB?block_size=512"] {
+    for uri in ["ram:4MiB", "ram:4MiB?block_size=512", "ram:4MiB?populate=yes"] {
         let device = open(uri).expect("ram opens");
         block_on(conformance(device));
     }
@@ -238,6 +238,7 @@ fn what_cannot_be_opened_is_refused_with_its_reason() {
         ("ram".into(), "not a device URI"),
         ("ram:".into(), "not a device URI"),
         ("ram:1MiB?size=2".into(), "unknown option 'size'"),
+        ("ram:1MiB?populate=maybe".into(), "expected yes or no"),
         ("ram:8EiB".into(), "unknown unit"),
         ("ram:4095P".into(), "cannot map"),
     ];

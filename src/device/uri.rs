@@ -61,6 +61,17 @@ impl DeviceUri {
         }
     }
 
+    /// Whether an option that is `yes` or `no` is `yes`; `no` when it is not given.
+    pub(super) fn flag(&self, key: &'static str) -> Result<bool, DeviceError> {
+        match self.option(key) {
+            None | Some("no") => Ok(false),
+            Some("yes") => Ok(true),
+            Some(value) => {
+                Err(DeviceError::Flag { uri: self.text.clone(), option: key, value: value.to_owned() })
+            }
+        }
+    }
+
     pub(super) fn whole_blocks(&self, size: u64, block_size: u32) -> Result<(), DeviceError> {
         match size.is_multiple_of(block_size.into()) {
             true => Ok(()),

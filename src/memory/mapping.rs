@@ -39,6 +39,16 @@ impl Mapping {
         Ok(Mapping { base, map_base, map_len })
     }
 
+    /// Takes the first `len` bytes' pages from the system now rather than at their first use.
+    pub(super) fn populate(&self, len: usize) -> io::Result<()> {
+        assert!(len <= self.map_len - (self.base.as_ptr().addr() - self.map_base.as_ptr().addr()));
+        // SAFETY: the range lies in this mapping; no byte of it changes.
+        match unsafe { libc::madvise(self.base.as_ptr().cast(), len, libc::MADV_POPULATE_WRITE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     pub(super) fn base(&self) -> NonNull<u8> {
         self.base
     }

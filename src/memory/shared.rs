@@ -24,6 +24,11 @@ impl SharedRegion {
         Ok(SharedRegion { mapping: Mapping::new(len, false)?, len })
     }
 
+    /// Takes all pages from the system now, so that first writes cost no more than later ones.
+    pub fn populate(&self) -> io::Result<()> {
+        self.mapping.populate(self.len)
+    }
+
     pub fn len(&self) -> usize {
         self.len
     }

@@ -387,11 +387,13 @@ impl Catalog {
     }
 
     async fn write(&self, half: u64, position: u64, bytes: &DmaBuf) -> Result<(), CatalogError> {
-        for (copy, device) in self.copies.iter().enumerate() {
+        let data = DmaBuf::copy_of(bytes).freeze();
+        let writes = self.copies.iter().enumerate().map(|(copy, device)| {
             let block = self.geometry.catalog(copy as u64, half) + position;
-            let mut data = DmaBuf::uninit(bytes.len());
-            data.copy_from_slice(bytes);
-            device.write(block * BLOCK_BYTES as u64, data.freeze()).await?;
+            device.write(block * BLOCK_BYTES as u64, data.clone())
+        });
+        for written in super::join::all(writes).await {
+            written?;
         }
         self.copies[0].flush().await?;
         if self.copies[1].info().uuid != self.copies[0].info().uuid {

@@ -105,9 +105,12 @@ impl Shard {
         }
         self.flush_devices().await?;
         let root = plan.root.encode(self.pool, self.index);
-        for (copy, device) in self.copies().into_iter().enumerate() {
+        let writes = self.copies().into_iter().enumerate().map(|(copy, device)| {
             let block = self.geometry.root_slot(copy as u64, self.index, plan.root.generation % 2);
-            device.write(block * BLOCK_BYTES as u64, DmaBuf::copy_of(&root).freeze()).await?;
+            device.write(block * BLOCK_BYTES as u64, DmaBuf::copy_of(&root).freeze())
+        });
+        for written in super::join::all(writes).await {
+            written?;
         }
         self.flush_devices().await
     }
@@ -120,10 +123,11 @@ impl Shard {
         }
         let data = buf.freeze();
         let second = self.state.borrow().space.twin(first);
+        let mut writes = Vec::with_capacity(2);
         for block in [Some(first), second].into_iter().flatten() {
-            self.device(block)?.write(block.offset(), data.clone()).await?;
+            writes.push(self.device(block)?.write(block.offset(), data.clone()));
         }
-        Ok(())
+        super::join::all(writes.into_iter()).await.into_iter().collect()
     }
 
     /// Whether it is time for a commit without waiting for the interval.

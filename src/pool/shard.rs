@@ -307,18 +307,20 @@ impl Shard {
         if let Some(batch) = batch {
             let size = self.state.borrow().journal.size();
             let blocks = (batch.bytes.len() / BLOCK_BYTES) as u64;
+            let at = batch.first % size;
+            let (head, tail) = batch.bytes.split_at(blocks.min(size - at) as usize * BLOCK_BYTES);
+            let mut writes = Vec::with_capacity(4);
             for (copy, device) in self.copies().into_iter().enumerate() {
                 let start = self.geometry.journal(copy as u64, self.index);
-                let at = batch.first % size;
-                let before_end = blocks.min(size - at) as usize * BLOCK_BYTES;
-                let (head, tail) = batch.bytes.split_at(before_end);
                 for (place, part) in [(at, head), (0, tail)] {
                     if !part.is_empty() {
                         let data = DmaBuf::copy_of(part).freeze();
-                        let written = device.write((start + place) * BLOCK_BYTES as u64, data).await;
-                        written.map_err(|_| self.fail("the journal could not be written"))?;
+                        writes.push(device.write((start + place) * BLOCK_BYTES as u64, data));
                     }
                 }
+            }
+            for written in super::join::all(writes.into_iter()).await {
+                written.map_err(|_| self.fail("the journal could not be written"))?;
             }
             self.state.borrow_mut().journal.batch_written(&batch);
         }

@@ -218,3 +218,27 @@ fn an_idle_reactor_sleeps() {
     let after = handle.stats();
     assert!(after.loops - before.loops < 10, "{} loops while idle", after.loops - before.loops);
 }
+
+#[test]
+fn parked_sockets_wake_when_ready_and_cost_nothing_meanwhile() {
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    let reactors = one_reactor();
+    let handle = reactors.handles()[0].clone();
+    let (mut near, far) = UnixStream::pair().expect("a pair of sockets");
+    let parked = handle.call(move || async move {
+        writable(far.as_fd()).await.expect("an empty socket takes bytes");
+        // Dropped while parked: the poll is cancelled, and the next one works.
+        assert!(with_deadline(now(), readable(far.as_fd())).await.is_none());
+        readable(far.as_fd()).await
+    });
+    std::thread::sleep(Duration::from_millis(30));
+    let before = handle.stats();
+    assert_eq!(before.in_flight, 1, "one poll is parked, the cancelled one is gone");
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(handle.stats().enters - before.enters < 5);
+    near.write_all(b"x").expect("the peer is there");
+    block_on(parked).expect("the reactor lives").expect("readable");
+}

@@ -14,7 +14,8 @@ use super::timer::TimerKey;
 #[must_use = "futures do nothing unless polled"]
 pub struct Sleep {
     deadline: Instant,
-    key: Option<TimerKey>,
+    /// The executor the timer is armed in, and its name there.
+    armed: Option<(u64, TimerKey)>,
 }
 
 /// Waits for at least `duration`.
@@ -24,7 +25,7 @@ pub fn sleep(duration: Duration) -> Sleep {
 
 /// Waits until `deadline`.
 pub fn sleep_until(deadline: Instant) -> Sleep {
-    Sleep { deadline, key: None }
+    Sleep { deadline, armed: None }
 }
 
 impl Sleep {
@@ -39,9 +40,13 @@ impl Sleep {
     }
 
     fn disarm(&mut self) {
-        if let Some(key) = self.key.take() {
-            executor::with_current(|core| core.timers.borrow_mut().cancel(key));
-        }
+        let Some((id, key)) = self.armed.take() else { return };
+        executor::with_current(|core| {
+            // In another executor (or none) the timer stays, and wakes a task for nothing.
+            if core.remote_id() == id {
+                core.timers.borrow_mut().cancel(key);
+            }
+        });
     }
 }
 
@@ -56,16 +61,19 @@ impl Future for Sleep {
             return Poll::Ready(());
         }
         let deadline = self.deadline;
-        let old = self.key;
-        let key = executor::with_current(|core| {
+        let old = self.armed;
+        let armed = executor::with_current(|core| {
             let mut timers = core.timers.borrow_mut();
+            let id = core.remote_id();
             match old {
-                Some(key) if timers.update(key, cx.waker()) => key,
-                _ => timers.arm(deadline, cx.waker().clone()),
+                Some((old_id, key)) if old_id == id && timers.update(key, cx.waker()) => (id, key),
+                _ => (id, timers.arm(deadline, cx.waker().clone())),
             }
         });
-        let Some(key) = key else { panic!("sleep outside of a reactor: no executor runs on this thread") };
-        self.key = Some(key);
+        let Some(armed) = armed else {
+            panic!("sleep outside of a reactor: no executor runs on this thread")
+        };
+        self.armed = Some(armed);
         Poll::Pending
     }
 }

@@ -126,6 +126,19 @@ impl Daemon {
         }
     }
 
+    /// Waits until it has ended.
+    pub fn wait(&mut self) {
+        self.child.wait().unwrap();
+    }
+
+    /// One call that may find the daemon killed: `None` when no whole answer came, or an error.
+    pub fn try_call(&self, method: &str, params: Value) -> Option<Value> {
+        let stream = UnixStream::connect(self.socket()).ok()?;
+        stream.set_read_timeout(Some(PATIENCE)).ok()?;
+        let answer = Client { stream }.try_call(method, Some(params))?;
+        answer["error"].is_null().then(|| answer["result"].clone())
+    }
+
     /// Starts it again in the same directory with the same configuration.
     pub fn restart(&mut self) {
         self.child = spawn(self.directory.path(), self.config.as_deref());

@@ -6,6 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -196,22 +197,32 @@ impl Queue {
     }
 }
 
+/// How long a lock may outlive its process: the kernel ends a killed process's operations in its own time.
+const AFTERLIFE: Duration = Duration::from_secs(5);
+
 /// Takes an open-file-description lock on the whole file, which lives as long as the last descriptor or
-/// operation that uses it. Readers share.
+/// operation that uses it. Readers share. A lock that no living process holds is waited for.
 fn lock(file: &File, path: &Path, asked: &Asked) -> Result<(), DeviceError> {
     let kind = if asked.read_only { libc::F_RDLCK } else { libc::F_WRLCK };
     let range =
         libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: 0, l_len: 0, l_pid: 0 };
-    match fcntl(file, FcntlArg::F_OFD_SETLK(&range)) {
-        Ok(_) => Ok(()),
-        Err(Errno::EAGAIN | Errno::EACCES) => {
-            Err(DeviceError::Locked { path: path.to_owned(), holders: holders(path) })
+    let started = Instant::now();
+    loop {
+        match fcntl(file, FcntlArg::F_OFD_SETLK(&range)) {
+            Ok(_) => return Ok(()),
+            Err(Errno::EAGAIN | Errno::EACCES) => {
+                let holders = holders(path);
+                if !holders.is_empty() || started.elapsed() > AFTERLIFE {
+                    return Err(DeviceError::Locked { path: path.to_owned(), holders });
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Err(errno) => return Err(DeviceError::Lock { path: path.to_owned(), source: errno }),
         }
-        Err(errno) => Err(DeviceError::Lock { path: path.to_owned(), source: errno }),
     }
 }
 
-/// Who has the file open, as far as this process may see: `process 17 (rimrock)`.
+/// Who has the file open more than this call does, as far as this process may see: `process 17 (rimrock)`.
 fn holders(path: &Path) -> String {
     let Ok(path) = path.canonicalize() else { return String::new() };
     let Ok(processes) = std::fs::read_dir("/proc") else { return String::new() };
@@ -220,8 +231,10 @@ fn holders(path: &Path) -> String {
         let name = process.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         let Ok(descriptors) = std::fs::read_dir(process.path().join("fd")) else { continue };
-        let mut links = descriptors.flatten().map(|entry| std::fs::read_link(entry.path()));
-        if links.any(|link| link.is_ok_and(|link| link == path)) {
+        let links = descriptors.flatten().map(|entry| std::fs::read_link(entry.path()));
+        let open = links.filter(|link| link.as_ref().is_ok_and(|link| *link == path)).count();
+        let own = usize::from(pid == std::process::id());
+        if open > own {
             let command = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
             found.push(format!("process {pid} ({})", command.trim()));
         }
