@@ -28,6 +28,7 @@ fn every_command_has_help_with_an_example() {
         ),
         ("snapshot", &["create", "list", "show", "delete", "rollback", "diff"]),
         ("clone", &["create", "list", "show", "delete"]),
+        ("bench", &["target"]),
     ] {
         commands.extend(verbs.iter().map(|verb| vec![noun, verb]));
     }

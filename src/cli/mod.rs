@@ -4,6 +4,7 @@
 //! Exit codes: 0 done; 1 refused or failed; 2 the command line itself is wrong.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod client;
 mod device;
 mod output;
@@ -68,6 +69,9 @@ enum Command {
     /// Make writable volumes out of snapshots
     #[command(subcommand)]
     Clone(snapshot::Clone),
+    /// Measure a target
+    #[command(subcommand)]
+    Bench(bench::Bench),
     /// Call one method of the control socket and print its result
     Rpc(rpc::Rpc),
 }
@@ -111,6 +115,7 @@ pub fn main() -> ExitCode {
         Command::Volume(volume) => volume.run(common),
         Command::Snapshot(snapshot) => snapshot.run(common),
         Command::Clone(clone) => clone.run(common),
+        Command::Bench(bench) => bench.run(common),
         Command::Rpc(rpc) => rpc.run(common),
     };
     match done {

@@ -11,6 +11,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// Which call opened a device; SPDK's clients see it as the product name.
@@ -127,6 +128,16 @@ impl Devices {
     /// Forgets a device; it is closed once nobody uses its handle. The caller has made sure that it is free.
     pub fn remove(&self, name: &str) {
         self.by_name.borrow_mut().remove(name);
+    }
+
+    /// Waits until a device that nothing uses any more is used by nothing: tasks on reactors let go of a pool's
+    /// devices a moment after the pool is gone, and whoever asked for that may open the file again at once.
+    pub async fn settle(&self, device: &OpenDevice) {
+        const PATIENCE: Duration = Duration::from_secs(2);
+        let started = Instant::now();
+        while device.device.is_shared() && started.elapsed() < PATIENCE {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 
     /// Marks the devices as parts of a pool, or of none. Those that a pool command opened go with their pool.

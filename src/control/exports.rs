@@ -457,6 +457,15 @@ impl Daemon {
         Ok(())
     }
 
+    /// Lets the subsystems live on that had a record in a pool which is gone.
+    pub(super) fn forget_home(&self, pool: &str) {
+        for mut record in self.exports.all() {
+            if record.homes.remove(pool) {
+                self.exports.set(record);
+            }
+        }
+    }
+
     fn record(&self, nqn: &str) -> Result<Record, TargetError> {
         self.exports.get(nqn).ok_or_else(|| TargetError::NoSubsystem { nqn: nqn.to_owned() })
     }

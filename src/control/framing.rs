@@ -227,4 +227,32 @@ mod tests {
         assert_eq!(long.len(), REQUEST_BYTES_MAX);
         assert!(matches!(cut(&[&long])[0], Frame::Text(_)));
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_in_any_pieces_give_the_same_frames(
+            bytes in proptest::collection::vec(
+                proptest::sample::select(b"{}[]\"\\ \n,:01truefalsnx\xff\x00".to_vec()), 0..200),
+            cuts in proptest::collection::vec(0_usize..200, 0..8),
+        ) {
+            let whole = cut(&[&bytes]);
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|at| at.min(bytes.len())).collect();
+            cuts.extend([0, bytes.len()]);
+            cuts.sort_unstable();
+            let pieces: Vec<&[u8]> = cuts.windows(2).map(|pair| &bytes[pair[0]..pair[1]]).collect();
+            let split = cut(&pieces);
+            // A literal is known as such only when all of it is there; both readings end the stream.
+            proptest::prop_assert_eq!(split.len(), whole.len());
+            for (one, other) in split.iter().zip(&whole) {
+                let broken = |frame: &Frame| matches!(frame, Frame::Broken(_));
+                proptest::prop_assert!(one == other || (broken(one) && broken(other)));
+            }
+            for frame in whole {
+                if let Frame::Text(text) = frame {
+                    // Whatever it is, reading it does not panic.
+                    let _ = super::super::jsonrpc::read_message(&text);
+                }
+            }
+        }
+    }
 }

@@ -111,6 +111,11 @@ impl Device {
         }
     }
 
+    /// Whether another handle of this open device is alive: until none is, the device is not closed.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+
     pub fn info(&self) -> &DeviceInfo {
         &self.inner.info
     }

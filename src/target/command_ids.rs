@@ -16,23 +16,32 @@ impl Default for CommandIds {
 impl CommandIds {
     /// False if `cid` is outstanding already.
     pub fn insert(&mut self, cid: u16) -> bool {
-        let (word, bit) = (usize::from(cid >> 6), 1u64 << (cid & 63));
-        let fresh = self.words[word] & bit == 0;
+        let (word, bit) = place(cid);
+        if self.words[word] & bit != 0 {
+            return false;
+        }
         self.words[word] |= bit;
-        self.count += usize::from(fresh);
-        fresh
+        self.count += 1;
+        true
     }
 
     pub fn remove(&mut self, cid: u16) {
-        let (word, bit) = (usize::from(cid >> 6), 1u64 << (cid & 63));
-        self.count -= usize::from(self.words[word] & bit != 0);
-        self.words[word] &= !bit;
+        let (word, bit) = place(cid);
+        if self.words[word] & bit != 0 {
+            self.words[word] &= !bit;
+            self.count -= 1;
+        }
     }
 
     /// How many are outstanding.
     pub fn len(&self) -> usize {
         self.count
     }
+}
+
+/// The word and the bit in it that stand for `cid`.
+fn place(cid: u16) -> (usize, u64) {
+    (usize::from(cid >> 6), 1 << (cid & 63))
 }
 
 #[cfg(test)]

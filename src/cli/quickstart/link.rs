@@ -19,6 +19,9 @@ const DEPTH: usize = 8;
 /// Bytes of one command, or less if the controller takes less.
 const CHUNK_BYTES: usize = 512 << 10;
 
+/// What is done with the offset and the content of each read.
+type Done<'a> = dyn FnMut(u64, &[u8]) -> Result<(), Failure> + 'a;
+
 /// A connected namespace.
 pub struct Link {
     controller: BlockingController,
@@ -150,7 +153,7 @@ impl Link {
         &self,
         flight: &mut VecDeque<(u64, Ticket)>,
         what: &str,
-        done: &mut dyn FnMut(u64, &[u8]) -> Result<(), Failure>,
+        done: &mut Done<'_>,
     ) -> Result<Vec<u8>, Failure> {
         if flight.len() < DEPTH { Ok(Vec::new()) } else { self.settle(flight, what, done) }
     }
@@ -160,7 +163,7 @@ impl Link {
         &self,
         flight: &mut VecDeque<(u64, Ticket)>,
         what: &str,
-        done: &mut dyn FnMut(u64, &[u8]) -> Result<(), Failure>,
+        done: &mut Done<'_>,
     ) -> Result<Vec<u8>, Failure> {
         let Some((offset, ticket)) = flight.pop_front() else { return Ok(Vec::new()) };
         let (result, data) = self.controller.io_queues()[0].wait(ticket);

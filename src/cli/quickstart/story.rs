@@ -68,7 +68,13 @@ impl Story {
         self.bring_up_pool()?;
         self.volume(&layout)?;
         self.prune()?;
-        let exported = self.call("volume_export", Arguments::new().with("name", VOLUME))?.0;
+        let export = Arguments::new().with("name", VOLUME).with("listen", self.listen.to_string());
+        let exported = self.call("volume_export", export).map_err(|failure| {
+            failure.hint(
+                "something else listens there: --listen chooses another address, such as 127.0.0.1:4421",
+            )
+        })?;
+        let exported = exported.0;
         let nqn = text(&exported, "nqn");
         print(&format!("  volume {VOLUME} is exported as {nqn} at {}\n", self.listen));
         let link = Link::connect(self.listen, &nqn)?;
@@ -248,7 +254,12 @@ impl Story {
 
     /// Exports the last good checkpoint read-only and compares it there.
     fn serve_read_only(&self, layout: &Layout, good: u64, lines: &mut Vec<Line>) -> Result<String, Failure> {
-        let exported = self.call("volume_export", Arguments::new().with("name", snapshot_name(good)))?.0;
+        let exported = self
+            .call(
+                "volume_export",
+                Arguments::new().with("name", snapshot_name(good)).with("listen", self.listen.to_string()),
+            )?
+            .0;
         let nqn = text(&exported, "nqn");
         let link = Link::connect(self.listen, &nqn)?;
         let content = Content::Good { step: good };

@@ -43,7 +43,7 @@ pub const CHAPTER: Chapter = Chapter {
             summary: "Closes a device that `bdev_malloc_create` opened.",
             params: BY_NAME,
             result: "`true`.",
-            run: |daemon, params| Box::pin(async move { delete(&daemon, &params) }),
+            run: |daemon, params| Box::pin(async move { delete(&daemon, &params).await }),
         },
         Method {
             name: "bdev_aio_create",
@@ -65,7 +65,7 @@ pub const CHAPTER: Chapter = Chapter {
             summary: "Closes a device that `bdev_aio_create` opened.",
             params: BY_NAME,
             result: "`true`.",
-            run: |daemon, params| Box::pin(async move { delete(&daemon, &params) }),
+            run: |daemon, params| Box::pin(async move { delete(&daemon, &params).await }),
         },
         Method {
             name: "bdev_uring_create",
@@ -84,7 +84,7 @@ pub const CHAPTER: Chapter = Chapter {
             summary: "Closes a device that `bdev_uring_create` opened.",
             params: BY_NAME,
             result: "`true`.",
-            run: |daemon, params| Box::pin(async move { delete(&daemon, &params) }),
+            run: |daemon, params| Box::pin(async move { delete(&daemon, &params).await }),
         },
         Method {
             name: "bdev_get_bdevs",
@@ -173,7 +173,7 @@ async fn file_create(daemon: &Rc<Daemon>, params: &Params, aio: bool) -> Result<
         Opening {
             name: Some(params.text("name")?.to_owned()),
             uri,
-            options: OpenOptions { read_only, ..OpenOptions::default() },
+            options: OpenOptions { read_only },
             uuid: params.uuid_opt("uuid")?,
             origin,
             field: "filename",
@@ -196,8 +196,8 @@ async fn open(daemon: &Rc<Daemon>, opening: Opening) -> Result<Value, RpcError> 
     }
 }
 
-fn delete(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
-    device::delete(daemon, params.text("name")?).map_err(|error| {
+async fn delete(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
+    device::delete(daemon, params.text("name")?).await.map_err(|error| {
         let errno = i32::try_from(-error.code).unwrap_or(libc::EIO);
         let code = error.code;
         error.spoken_as(code, errno_text(errno))

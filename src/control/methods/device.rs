@@ -55,7 +55,7 @@ pub const CHAPTER: Chapter = Chapter {
             summary: "Closes a device that nothing uses.",
             params: BY_NAME,
             result: "`true`.",
-            run: |daemon, params| Box::pin(async move { delete(&daemon, params.text("name")?) }),
+            run: |daemon, params| Box::pin(async move { delete(&daemon, params.text("name")?).await }),
         },
     ],
 };
@@ -100,12 +100,13 @@ pub fn named(daemon: &Daemon, name: &str) -> Result<Rc<OpenDevice>, RpcError> {
 }
 
 /// Closes a device unless something uses it.
-pub fn delete(daemon: &Daemon, name: &str) -> Result<Value, RpcError> {
+pub async fn delete(daemon: &Daemon, name: &str) -> Result<Value, RpcError> {
     let device = named(daemon, name)?;
     if let Some(user) = daemon.user_of(&device) {
         return Err(RpcError::refused(libc::EBUSY, format!("device {name} is in use by {user}")));
     }
     daemon.devices.remove(&device.name);
+    daemon.devices.settle(&device).await;
     Ok(Value::Bool(true))
 }
 

@@ -8,7 +8,7 @@ use crate::control::exports::{Addition, ChangeError, Record};
 use crate::control::pools::Found;
 use crate::control::schema::Params;
 use crate::nvme::nqn::NQN_LEN_MAX;
-use crate::target::SubsystemSpec;
+use crate::target::{SubsystemSpec, TargetError};
 use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
@@ -46,17 +46,15 @@ pub async fn export(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcEr
         let _ = daemon.delete_subsystem(&nqn).await;
         return Err(refusal(error));
     }
-    let record = daemon
-        .exports
-        .get(&nqn)
-        .ok_or_else(|| RpcError::refused(libc::ENODEV, "the export is gone again"))?;
-    if existing.is_some()
-        && !record.listeners.contains(&listen)
-        && (params.has("listen") || record.listeners.is_empty())
-    {
-        daemon.add_listener(&nqn, listen).await.map_err(refusal)?;
+    if existing.is_some_and(|record| params.has("listen") || record.listeners.is_empty()) {
+        // Also when the address is recorded already, but could not be opened when the pool came up.
+        match daemon.add_listener(&nqn, listen).await {
+            Ok(()) | Err(ChangeError::Target(TargetError::ListenerExists { .. })) => {}
+            Err(error) => return Err(refusal(error)),
+        }
     }
-    let record = daemon.exports.get(&nqn).unwrap_or(record);
+    let record = daemon.exports.get(&nqn);
+    let record = record.ok_or_else(|| RpcError::refused(libc::ENODEV, "the export is gone again"))?;
     Ok(answer(&found, &record))
 }
 

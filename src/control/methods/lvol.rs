@@ -215,7 +215,7 @@ async fn create_lvstore(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, R
     let device = daemon.devices.find(bdev_name);
     let device = device.ok_or_else(|| errno(libc::ENODEV, format!("there is no device {bdev_name}")))?;
     // SPDK's client is used to creating over whatever lies there; a live pool of ours is refused all the same.
-    let created = daemon.create_pool(name, &[device.name.clone()], PoolOptions::default()).await;
+    let created = daemon.create_pool(name, std::slice::from_ref(&device.name), PoolOptions::default()).await;
     match created {
         Ok(info) => Ok(json!(info.uuid)),
         // SPDK's answer for a device that holds an lvstore already.

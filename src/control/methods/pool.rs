@@ -120,10 +120,11 @@ async fn create(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError>
     if let Some(existing) = daemon.same_pool(name, &devices).await? {
         return Ok(json!(existing));
     }
-    let mut options = PoolOptions::default();
-    options.shards = params.u64_opt("shards")?.and_then(|shards| u16::try_from(shards).ok());
-    options.region_bytes = params.u64_opt("region_bytes")?;
-    options.force = params.bool_opt("force")?.unwrap_or(false);
+    let options = PoolOptions {
+        shards: params.u64_opt("shards")?.and_then(|shards| u16::try_from(shards).ok()),
+        region_bytes: params.u64_opt("region_bytes")?,
+        force: params.bool_opt("force")?.unwrap_or(false),
+    };
     Ok(json!(daemon.create_pool(name, &devices, options).await?))
 }
 
@@ -184,7 +185,7 @@ impl Daemon {
         let _changing = self.exports.lock().await;
         self.withdraw_exports(&name).await.map_err(|error| super::nvmf::target_error(&error))?;
         self.pools.export(&name).await.map_err(pool_error)?;
-        self.devices.set_pool(&self.devices.of_pool(&name), None);
+        self.free_devices(&name).await;
         Ok(())
     }
 
@@ -198,10 +199,18 @@ impl Daemon {
             )
             .hint("end its exports first, with volume_unexport or nvmf_delete_subsystem"));
         }
-        self.withdraw_exports(name).await.map_err(|error| super::nvmf::target_error(&error))?;
         self.pools.destroy(name).await.map_err(pool_error)?;
-        self.devices.set_pool(&self.devices.of_pool(name), None);
+        self.forget_home(name);
+        self.free_devices(name).await;
         Ok(())
+    }
+
+    async fn free_devices(&self, pool: &str) {
+        let devices = self.devices.of_pool(pool);
+        for device in &devices {
+            self.devices.settle(device).await;
+        }
+        self.devices.set_pool(&devices, None);
     }
 
     /// The pool of that name if it lies on just these devices; an error if it lies on others.
