@@ -114,6 +114,9 @@ Examples:
         /// NQN of a host that may connect; may be repeated (default: any host)
         #[arg(long = "host", value_name = "NQN")]
         hosts: Vec<String>,
+        /// Refuse writes. A snapshot is always read-only; this is for a volume, such as a clone that is served
+        #[arg(long)]
+        read_only: bool,
     },
     /// End an export; hosts that are connected lose the volume
     #[command(after_help = "Example:\n  rimrock volume unexport model")]
@@ -211,12 +214,13 @@ impl Volume {
             }
             Volume::Rollback { name, snapshot, keep } => rollback(common, Some(&name), &snapshot, keep)?,
             Volume::Diff { from, to } => diff(common, &from, &to)?,
-            Volume::Export { name, listen, nqn, hosts } => {
+            Volume::Export { name, listen, nqn, hosts, read_only } => {
                 let arguments = Arguments::new()
                     .with("name", name)
                     .maybe("listen", listen.map(|listen| listen.to_string()))
                     .maybe("nqn", nqn)
-                    .maybe("hosts", (!hosts.is_empty()).then_some(hosts));
+                    .maybe("hosts", (!hosts.is_empty()).then_some(hosts))
+                    .flag("read_only", read_only);
                 print_export(format, &call(common, "volume_export", arguments)?);
             }
             Volume::Unexport { name } => {

@@ -58,6 +58,9 @@ pub struct NamespaceRecord {
     pub eui64: Option<String>,
     /// Bytes of a logical block.
     pub block_size: u32,
+    /// Whether hosts may only read, whatever stands behind it.
+    #[serde(default)]
+    pub read_only: bool,
 }
 
 /// A subsystem as it is wanted.
@@ -158,6 +161,8 @@ pub struct Addition {
     pub eui64: Option<String>,
     /// Bytes of a logical block; what suits the backend when missing.
     pub block_size: Option<u32>,
+    /// Whether hosts may only read, whatever stands behind it.
+    pub read_only: bool,
 }
 
 /// All subsystems but discovery.
@@ -248,6 +253,7 @@ impl Daemon {
         spec.nguid = addition.nguid.as_deref().and_then(bytes_of_hex);
         spec.eui64 = addition.eui64.as_deref().and_then(bytes_of_hex);
         spec.block_size = addition.block_size.unwrap_or(spec.block_size);
+        spec.read_only = addition.read_only;
         let block_size = spec.block_size;
         let nsid = self.target.add_namespace(nqn, spec)?;
         let mut changed = record;
@@ -259,6 +265,7 @@ impl Daemon {
             nguid: addition.nguid,
             eui64: addition.eui64,
             block_size,
+            read_only: addition.read_only,
         });
         changed.namespaces.sort_by_key(|namespace| namespace.nsid);
         if let Err(error) = self.keep(changed).await {
@@ -412,6 +419,7 @@ impl Daemon {
         spec.nguid = wanted.nguid.as_deref().and_then(bytes_of_hex);
         spec.eui64 = wanted.eui64.as_deref().and_then(bytes_of_hex);
         spec.block_size = wanted.block_size;
+        spec.read_only = wanted.read_only;
         self.target.add_namespace(nqn, spec).map(drop).map_err(|error| error.to_string())
     }
 

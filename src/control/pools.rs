@@ -130,6 +130,7 @@ impl Daemon {
                 nguid: None,
                 eui64: None,
                 block_size: None,
+                read_only: false,
             });
         }
         let by_its_name = bdev_name.contains('/') || Uuid::try_parse(bdev_name).is_ok();
@@ -149,6 +150,7 @@ impl Daemon {
             nguid: None,
             eui64: None,
             block_size: Some(found.node.block_size),
+            read_only: false,
         })
     }
 

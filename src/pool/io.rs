@@ -304,6 +304,7 @@ impl Shard {
                                     birth: epoch,
                                     crcs: crcs.to_vec(),
                                 });
+                                self.stage(&state.journal);
                                 at += extent.count as usize;
                             }
                             state.account(volume, node, before);
@@ -400,6 +401,7 @@ impl Shard {
                                 let record =
                                     Record::Unmap { node, slot: at, count: count as u16, birth: epoch };
                                 state.journal.append(&record);
+                                self.stage(&state.journal);
                                 state.account(volume, node, before);
                             }
                             let root = state.nodes.root(node);

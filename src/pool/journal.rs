@@ -285,6 +285,14 @@ impl Journal {
         self.appended += 1;
     }
 
+    /// The block that the last record went into, as it is now. Returns its sequence, which it keeps when
+    /// [`take_batch`](Journal::take_batch) hands it out.
+    pub fn encode_open(&self, out: &mut [u8]) -> u64 {
+        let sequence = self.next + self.full.len() as u64;
+        encode_block(self.pool, self.shard, sequence, self.flushed, &self.open, out);
+        sequence
+    }
+
     /// Blocks that can still be appended before a commit must free the ring.
     pub fn room(&self) -> u64 {
         (self.size + self.tail).saturating_sub(self.next + self.full.len() as u64 + 1)
@@ -359,8 +367,10 @@ impl Journal {
     }
 
     /// A commit takes over everything appended so far. Returns the sequence that its root names as the journal's
-    /// start, and the records it makes durable.
+    /// start, and the records it makes durable. Pending blocks keep their sequences though they are never written:
+    /// should the commit not be completed, the stage still has them, and no later block may take their place there.
     pub fn begin_commit(&mut self) -> (u64, u64) {
+        self.next += self.full.len() as u64 + u64::from(self.open.records > 0);
         self.full.clear();
         self.open = Payload::default();
         (self.next, self.appended)
@@ -429,7 +439,7 @@ mod tests {
         assert_eq!(journal.durable(), 9);
         journal.append(&big);
         let begun = journal.begin_commit();
-        assert_eq!(begun, (3, 10));
+        assert_eq!(begun, (4, 10));
         assert!(!journal.is_pending());
         journal.end_commit(begun);
         assert_eq!((journal.room(), journal.durable()), (7, 10));

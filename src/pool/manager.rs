@@ -722,6 +722,9 @@ async fn close(reactor: Option<ReactorHandle>, owners: Arc<Owners>) -> Result<()
         let committed = owners.each(|shard| async move {
             let committed = shard.commit().await;
             shard.closed.set(true);
+            if committed.is_ok() {
+                shard.remove_stage();
+            }
             shard.changed.notify();
             shard.wake.notify();
             committed

@@ -6,10 +6,12 @@
 //! | `label`, `root`, `catalog`, `journal`, `space`, `node` | the stored forms and their rules, no I/O but the catalog's |
 //! | `cache`, `tree` | a shard's pages and trees in memory |
 //! | `shard`, `io`, `commit`, `walk`, `recover`, `check` | a shard at work on its reactor |
+//! | `stage` | the journal's newest records in shared memory, for when only this process dies |
 //! | `local`, `volume` | how requests find their shards |
 //! | `records`, `home`, `manager` | the pool as a whole: what the catalog says, and the operations on it |
 //!
-//! What survives a crash: everything that was acknowledged as durable, and every operation wholly or not at all.
+//! What survives a crash: everything that was acknowledged as durable, and every operation wholly or not at all. When
+//! only this process dies, everything that was acknowledged.
 #![forbid(unsafe_code)]
 
 mod cache;
@@ -31,6 +33,7 @@ mod recover;
 mod root;
 mod shard;
 mod space;
+mod stage;
 mod tree;
 mod volume;
 mod walk;

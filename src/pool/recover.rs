@@ -80,6 +80,7 @@ impl Shard {
         let state = State::new(place.pool, place.shard, place.geometry, place.page_limit, 0);
         let shard = Shard::new(place.pool, place.devices, place.geometry, state);
         shard.learn(&known);
+        shard.open_stage();
         let io = |source| RecoverError::Io { shard: place.shard, source };
         // Whatever these places held before must not be taken for this pool's.
         for (copy, device) in shard.copies().into_iter().enumerate() {
@@ -114,6 +115,7 @@ impl Shard {
             *shard.state.get_mut() = state;
         }
         shard.learn(&known);
+        shard.open_stage();
         shard.load_records(Object::Nodes).await?;
         shard.load_records(Object::Space).await?;
         shard.replay(root.journal).await?;
@@ -228,7 +230,7 @@ impl Shard {
         Ok(())
     }
 
-    /// The journal's blocks from `from` on, up to the first that is whole in neither copy.
+    /// The journal's blocks from `from` on, up to the first that is whole in neither copy nor in the stage.
     async fn read_journal(&self, from: u64) -> Result<Vec<JournalBlock>, RecoverError> {
         let size = u64::from(self.geometry.journal_blocks);
         let mut rings = Vec::new();
@@ -255,7 +257,7 @@ impl Shard {
                 ));
             }
             let [first, second] = found;
-            let Some(block) = first.or(second) else { break };
+            let Some(block) = first.or(second).or_else(|| self.staged(sequence)) else { break };
             blocks.push(block);
             sequence += 1;
         }

@@ -1,7 +1,8 @@
 //! A shard: one part of a pool, owned by one reactor, with its own trees, space, journal and commits. Nothing in it
 //! is ever touched by another core, so nothing in it is locked; what must wait, waits on [`Shard::changed`].
 //!
-//! What survives a crash: the last commit, plus every journal block that reached the devices.
+//! What survives a crash: the last commit, plus every journal block that reached the devices; when only this process
+//! died, also what its [`Stage`] holds.
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -15,12 +16,14 @@ use std::sync::atomic::AtomicU64;
 use uuid::Uuid;
 
 use super::cache::Missing;
+use super::journal::{Journal, JournalBlock, decode_block};
 use super::label::Geometry;
 use super::node::{Lineage, NodeId};
 use super::pointer::{BLOCK_BYTES, Block, Epoch, Page, Pointer};
 use super::space::{RegionId, RegionKind, SpaceError, Use};
+use super::stage::Stage;
 use super::tree::{Need, State, VolumeId, VolumeState};
-use crate::device::{Device, IoError};
+use crate::device::{Device, DeviceKind, IoError};
 use crate::memory::DmaBuf;
 use crate::reactor::sync::{Event, Semaphore};
 
@@ -63,6 +66,8 @@ pub struct Shard {
     /// Set by the first error after which the shard in memory can no longer be trusted.
     fault: Cell<Option<&'static str>>,
     pub(super) closed: Cell<bool>,
+    /// Where the journal's newest records outlive this process; none when the devices do not either.
+    stage: RefCell<Option<Stage>>,
     /// The pool has no region left for this shard; cleared when space returns.
     pub(super) full: Cell<bool>,
 }
@@ -111,7 +116,53 @@ impl Shard {
             damage: RefCell::default(),
             fault: Cell::new(None),
             closed: Cell::new(false),
+            stage: RefCell::new(None),
             full: Cell::new(false),
+        }
+    }
+
+    /// Opens the stage. Without one the shard works, but a kill of this process loses what was not flushed.
+    pub(super) fn open_stage(&self) {
+        if self.devices.iter().any(|device| device.info().kind == DeviceKind::Ram) {
+            return;
+        }
+        match Stage::open(self.pool, self.index) {
+            Ok(stage) => *self.stage.borrow_mut() = Some(stage),
+            Err(error) => self.lose_stage(&error),
+        }
+    }
+
+    fn lose_stage(&self, error: &std::io::Error) {
+        self.stage.borrow_mut().take();
+        self.report(format!(
+            "shard {} has no stage in shared memory, so a kill of Rimrock would lose writes that were not flushed: \
+             {error}",
+            self.index
+        ));
+    }
+
+    /// What the stage holds at `sequence`.
+    pub(super) fn staged(&self, sequence: u64) -> Option<JournalBlock> {
+        let bytes = self.stage.borrow().as_ref()?.read(sequence % u64::from(self.geometry.journal_blocks))?;
+        decode_block(self.pool, self.index, &bytes).filter(|block| block.sequence == sequence)
+    }
+
+    /// Puts the record that was appended last where it outlives this process. Only then may it be acknowledged.
+    pub(super) fn stage(&self, journal: &Journal) {
+        let stage = self.stage.borrow();
+        let Some(file) = stage.as_ref() else { return };
+        let mut block = [0; BLOCK_BYTES];
+        let sequence = journal.encode_open(&mut block);
+        if let Err(error) = file.write(sequence % journal.size(), &block) {
+            drop(stage);
+            self.lose_stage(&error);
+        }
+    }
+
+    /// The shard was closed and all is on the devices.
+    pub(super) fn remove_stage(&self) {
+        if let Some(stage) = self.stage.borrow_mut().take() {
+            stage.remove();
         }
     }
 
@@ -245,7 +296,9 @@ impl Shard {
             if self.state.borrow().journal.durable() >= target {
                 return Ok(None);
             }
-            if self.commit_covers.get() < target {
+            // Records that a commit has taken over are not in the ring. Until its root is durable, what comes after
+            // them would be cut off from what recovery reads.
+            if self.commit_covers.get() == 0 {
                 break;
             }
             self.changed.wait().await;
@@ -392,6 +445,7 @@ impl Shard {
         for (volume, node, successor) in changes {
             let record = super::journal::Record::Seal { node: *node, successor: *successor, epoch };
             state.record(&record);
+            self.stage(&state.journal);
             if let Some(volume) = state.volumes.get_mut(volume) {
                 volume.head = *successor;
                 volume.held = false;

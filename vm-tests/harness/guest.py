@@ -115,6 +115,12 @@ class Guest:
         self.run(f"nvme connect -t tcp -a {HOST_ADDRESS} -s {port} -n {shlex.quote(nqn)}"
                  " --nr-io-queues=2 --reconnect-delay=1 --ctrl-loss-tmo=120 --keep-alive-tmo=5")
 
+    def attach(self, rimrock, name, read_only=False):
+        """Export `name` of `rimrock`, connect to it and return its device."""
+        nqn, uuid = rimrock.export(name, read_only)
+        self.connect(nqn, rimrock.port)
+        return self.block_device(uuid)
+
     def block_device(self, uuid):
         """Wait for the namespace with this UUID and return its device, such as /dev/nvme0n1."""
         return self.run(f"find-namespace {uuid}").strip()

@@ -109,11 +109,21 @@ class Rimrock:
     def resize(self, volume, gib):
         self.command("volume", "resize", volume, f"{gib}GiB")
 
-    def export(self, name, nqn, read_only=False):
-        """Export a node as the next namespace of subsystem `nqn` on our port; returns the namespace's UUID."""
+    def export(self, name, read_only=False):
+        """Export a volume or snapshot in a subsystem of its own on our port; returns (NQN, UUID)."""
+        nqn = f"nqn.2026-01.test.rimrock:{name}"
         options = ["--read-only"] if read_only else []
-        answer = self.command("volume", "export", name, "--nqn", nqn, "--listen", f"{ADDRESS}:{self.port}", *options)
-        return answer["uuid"]
+        self.command("volume", "export", name, "--nqn", nqn, "--listen", f"{ADDRESS}:{self.port}", *options)
+        return nqn, self.uuid(name)
+
+    def uuid(self, name):
+        return self.command("snapshot" if "@" in name else "volume", "show", name)["uuid"]
+
+    def add_namespace(self, nqn, name):
+        """Show a volume or snapshot as one more namespace of a subsystem; returns its UUID."""
+        uuid = self.uuid(name)
+        self.command("rpc", "nvmf_subsystem_add_ns", json.dumps({"nqn": nqn, "namespace": {"bdev_name": uuid}}))
+        return uuid
 
     def snapshot(self, volume, name):
         self.command("snapshot", "create", f"{volume}@{name}")

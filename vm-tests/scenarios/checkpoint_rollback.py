@@ -23,11 +23,8 @@ def run(world):
 
 def one_filesystem(world, rimrock, guest, filesystem):
     volume = f"model-{filesystem.name}"
-    nqn = f"nqn.2026-01.test.rimrock:{filesystem.name}"
     rimrock.create_volume(volume, gib=4)
-    uuid = rimrock.export(volume, nqn)
-    guest.connect(nqn, rimrock.port)
-    device = guest.block_device(uuid)
+    device = guest.attach(rimrock, volume)
     guest.run(f"{filesystem.make} {device} && mkdir -p /mnt/live /mnt/copy && mount {device} /mnt/live")
 
     with world.step("base checkpoint, synced, snapshot"):
@@ -48,19 +45,18 @@ def one_filesystem(world, rimrock, guest, filesystem):
         with world.step(f"rollback to {snapshot}"):
             guest.run("umount /mnt/live")
             rimrock.rollback(volume, snapshot)
-            device = guest.block_device(uuid)
             guest.run(f"mount {device} /mnt/live")
             checkpoint.verify(guest, world.share / snapshot, "/mnt/live/checkpoint", f"after rollback to {snapshot}")
 
     with world.step("read-only clone of the fine-tuned one beside it"):
         rimrock.clone(volume, "tuned", f"{volume}-serving")
-        copy = guest.block_device(rimrock.export(f"{volume}-serving", nqn, read_only=True))
+        copy = guest.attach(rimrock, f"{volume}-serving", read_only=True)
         guest.run(f"mount -o {filesystem.read_only_options} {copy} /mnt/copy")
         checkpoint.verify(guest, world.share / "tuned", "/mnt/copy/checkpoint", "the read-only clone")
         checkpoint.verify(guest, world.share / "tuned", "/mnt/live/checkpoint", "the volume beside its clone")
         guest.run("umount /mnt/copy")
         refuses_writes(guest, copy)
-    guest.run(f"umount /mnt/live && {filesystem.check} {device} && nvme disconnect -n {nqn}")
+    guest.run(f"umount /mnt/live && {filesystem.check} {device} && nvme disconnect-all")
 
 
 def refuses_writes(guest, device):

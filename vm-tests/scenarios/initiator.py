@@ -18,9 +18,8 @@ def run(world):
 
 def one_format(rimrock, guest, block_size):
     volume = f"disk-{block_size}"
-    nqn = f"nqn.2026-01.test.rimrock:{volume}"
     rimrock.create_volume(volume, gib=1, block_size=block_size)
-    uuid = rimrock.export(volume, nqn)
+    nqn, uuid = rimrock.export(volume)
     found = guest.run(f"nvme discover -t tcp -a {HOST_ADDRESS} -s {rimrock.port}")
     check(f"subnqn:  {nqn}\n" in found, f"discovery does not show {nqn}:\n{found}")
 
@@ -69,4 +68,8 @@ def one_format(rimrock, guest, block_size):
         for _ in $(seq 50); do [ $(blockdev --getsize64 {device}) = {2 << 30} ] && exit 0; sleep 0.1; done
         echo "the new size did not arrive"; exit 1
     """)
+    # And of a new namespace likewise: a snapshot, which cannot be written.
+    rimrock.snapshot(volume, "now")
+    snapshot = guest.block_device(rimrock.add_namespace(nqn, f"{volume}@now"))
+    guest.run(f"cmp -n {8 * MIB} {device} {snapshot} && [ $(blockdev --getro {snapshot}) = 1 ]")
     guest.run(f"nvme disconnect -n {nqn}")

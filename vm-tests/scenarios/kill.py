@@ -9,16 +9,18 @@ from harness.paths import check
 TITLE = "kill -9 during a guest's writes; it reconnects, the filesystem is clean, every fsynced file is intact"
 LIMIT_S = 420
 KILLS = 2
-FILES_BEFORE_KILL = 15
-FILES_AFTER = 15
+FILES_BEFORE_KILL = 12
+FILES_AFTER = 12
 
-# Writes files of 64 KiB to 1 MiB in a ring of names, rewriting some, and prints name and SHA-256 once fsync has
-# returned. The content is fresh randomness, summed before it goes to the filesystem.
+# Writes files in a ring of names, so that some are rewritten, and prints name and SHA-256 once fsync has returned.
+# The content is fresh randomness, summed before it goes to the filesystem. The file during which the kill comes is
+# large: some of its writes have been acknowledged by then, and only a flush after the restart will cover them.
 WRITER = """
 mkdir -p /mnt/live/files
 for i in $(seq {count}); do
-    name=file-$((({start} + i) % 40))
-    dd if=/dev/urandom of=/tmp/new bs=64k count=$((1 + i % 16)) 2>/dev/null
+    name=file-$((({start} + i) % 30))
+    size=$((1 + i % 16)); [ $i = {strike} ] && size=256
+    dd if=/dev/urandom of=/tmp/new bs=64k count=$size 2>/dev/null
     sum=$(sha256sum </tmp/new)
     echo "begin $name"
     dd if=/tmp/new of=/mnt/live/files/$name bs=64k conv=fsync 2>/tmp/dd.log || {{ cat /tmp/dd.log; exit 1; }}
@@ -39,16 +41,13 @@ def run(world):
 
 def one_filesystem(world, rimrock, guest, filesystem, chance):
     volume = f"scratch-{filesystem.name}"
-    nqn = f"nqn.2026-01.test.rimrock:{filesystem.name}"
     rimrock.create_volume(volume, gib=2)
-    uuid = rimrock.export(volume, nqn)
-    guest.connect(nqn, rimrock.port)
-    device = guest.block_device(uuid)
+    device = guest.attach(rimrock, volume)
     guest.run(f"{filesystem.make} {device} && mkdir -p /mnt/live && mount {device} /mnt/live")
 
     fsynced = {}
     for number in range(KILLS):
-        strike = chance.randint(5, FILES_BEFORE_KILL)
+        strike = chance.randint(3, FILES_BEFORE_KILL)
         events = {"begun": 0, "after": 0, "killed": False}
 
         def on_line(line):
@@ -58,7 +57,7 @@ def one_filesystem(world, rimrock, guest, filesystem, chance):
                 fsynced.pop(name, None)
                 events["begun"] += 1
                 if events["begun"] == strike:
-                    time.sleep(chance.uniform(0, 0.1))
+                    time.sleep(chance.uniform(0, 0.8))
                     rimrock.kill()
                     events["killed"] = True
                     rimrock.start()
@@ -67,14 +66,14 @@ def one_filesystem(world, rimrock, guest, filesystem, chance):
                 events["after"] += events["killed"]
 
         with world.step(f"kill -9 while writing file {strike}"):
-            script = WRITER.format(count=strike + FILES_AFTER, start=chance.randrange(40))
+            script = WRITER.format(count=strike + FILES_AFTER, strike=strike, start=chance.randrange(30))
             guest.run(script, limit=150, on_line=on_line)
             check(events["after"] >= FILES_AFTER, "the guest did not go on writing after the restart")
             guest.run("umount /mnt/live")
             guest.run(f"{filesystem.check} {device} 2>&1")
             guest.run(f"mount {device} /mnt/live")
             intact(guest, fsynced)
-    guest.run(f"umount /mnt/live && nvme disconnect -n {nqn}")
+    guest.run(f"umount /mnt/live && nvme disconnect-all")
 
 
 def intact(guest, fsynced):

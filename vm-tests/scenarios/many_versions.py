@@ -23,10 +23,7 @@ def run(world):
     with world.rimrock(gib=16) as rimrock, world.guest() as guest:
         empty = rimrock.allocated()
         rimrock.create_volume("encoder", gib=4)
-        nqn = "nqn.2026-01.test.rimrock:versions"
-        uuid = rimrock.export("encoder", nqn)
-        guest.connect(nqn, rimrock.port)
-        device = guest.block_device(uuid)
+        device = guest.attach(rimrock, "encoder")
         guest.run(f"{XFS.make} {device} && mkdir -p /mnt/live /mnt/copy && mount {device} /mnt/live")
 
         ideal = 0
@@ -47,7 +44,7 @@ def run(world):
             with world.step(f"version {number} read back"):
                 name = f"encoder-v{number}"
                 rimrock.clone("encoder", f"v{number}", name)
-                copy = guest.block_device(rimrock.export(name, nqn, read_only=True))
+                copy = guest.attach(rimrock, name, read_only=True)
                 guest.run(f"mount -o {XFS.read_only_options} {copy} /mnt/copy")
                 checkpoint.verify(guest, directories[number - 1], "/mnt/copy/model", f"version {number}")
                 guest.run("umount /mnt/copy")

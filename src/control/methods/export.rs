@@ -4,7 +4,7 @@
 use super::nvmf::target_error;
 use crate::control::Daemon;
 use crate::control::error::RpcError;
-use crate::control::exports::{ChangeError, Record};
+use crate::control::exports::{Addition, ChangeError, Record};
 use crate::control::pools::Found;
 use crate::control::schema::Params;
 use crate::nvme::nqn::NQN_LEN_MAX;
@@ -28,6 +28,7 @@ pub async fn export(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcEr
         None => daemon.listen,
     };
     let hosts = params.texts("hosts")?;
+    let read_only = params.bool_opt("read_only")?;
     let _changing = daemon.exports.lock().await;
     let found = daemon.node("name", params.text("name")?).await?;
     let nqn = match params.text_opt("nqn")? {
@@ -39,8 +40,8 @@ pub async fn export(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcEr
     };
     let existing = daemon.exports.get(&nqn);
     if let Some(record) = &existing {
-        check_same(record, &found, &hosts)?;
-    } else if let Err(error) = build(daemon, &found, &nqn, &hosts, listen).await {
+        check_same(record, &found, &hosts, read_only)?;
+    } else if let Err(error) = build(daemon, &found, &nqn, &hosts, listen, read_only.unwrap_or(false)).await {
         // What was made so far goes away again; a subsystem that was never made is not an error here.
         let _ = daemon.delete_subsystem(&nqn).await;
         return Err(refusal(error));
@@ -63,6 +64,7 @@ async fn build(
     nqn: &str,
     hosts: &[String],
     listen: SocketAddr,
+    read_only: bool,
 ) -> Result<(), ChangeError> {
     let mut spec = SubsystemSpec::new(nqn);
     spec.allow_any_host = hosts.is_empty();
@@ -70,21 +72,37 @@ async fn build(
     for host in hosts {
         daemon.add_host(nqn, host).await?;
     }
-    daemon.add_namespace(nqn, daemon.node_backend(found).await?).await?;
+    let addition = Addition { read_only, ..daemon.node_backend(found).await? };
+    daemon.add_namespace(nqn, addition).await?;
     // Last, so that no host finds a subsystem without its namespace.
     daemon.add_listener(nqn, listen).await
 }
 
 /// Whether an existing subsystem is the export that is asked for.
-fn check_same(record: &Record, found: &Found, hosts: &[String]) -> Result<(), RpcError> {
+fn check_same(
+    record: &Record,
+    found: &Found,
+    hosts: &[String],
+    read_only: Option<bool>,
+) -> Result<(), RpcError> {
     let nqn = &record.nqn;
-    if !record.namespaces.iter().any(|namespace| namespace.place.is_node(found.node.uuid)) {
+    let shown = record.namespaces.iter().find(|namespace| namespace.place.is_node(found.node.uuid));
+    let Some(shown) = shown else {
         return Err(RpcError::refused(
             libc::EEXIST,
             format!("subsystem {nqn} exists already and shows something else"),
         )
         .with("field", "nqn")
         .hint("add to it with nvmf_subsystem_add_ns, or choose another NQN"));
+    };
+    if read_only.is_some_and(|read_only| read_only != shown.read_only) {
+        let how = if shown.read_only { "read-only" } else { "to be written" };
+        return Err(RpcError::refused(
+            libc::EEXIST,
+            format!("{} is exported already as {nqn}, {how}", found.node.name),
+        )
+        .with("field", "read_only")
+        .hint("unexport it first, or choose another NQN"));
     }
     let mut wanted = hosts.to_vec();
     let mut allowed = record.hosts.clone();

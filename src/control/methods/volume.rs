@@ -149,6 +149,7 @@ pub const CHAPTER: Chapter = Chapter {
                     Kind::List { of: &Kind::Nqn, max: 256 },
                     "Hosts that may connect; any when left out.",
                 ),
+                optional("read_only", Kind::Bool, "Refuse writes, though it is a volume."),
             ],
             result: "`name`, `nqn`, `nsid`, `listen` (a list of ADDR:PORT) and `connect` (a list of command lines for the host).",
             run: |daemon, params| Box::pin(async move { super::export::export(&daemon, &params).await }),

@@ -72,11 +72,16 @@ async fn counts(pool: &Pool, handle: &crate::reactor::ReactorHandle, name: &str)
     bytes.chunks(4096).enumerate().map(|(block, bytes)| stamp(bytes, block as u64)).collect()
 }
 
+/// How often `block` is written by the first `n` writes.
+fn writes_of(block: u64, n: u64) -> u64 {
+    n / BLOCKS + u64::from(block < n % BLOCKS)
+}
+
 /// The writes that a state holds must be the first n of the writer's, with `low <= n <= high`.
 fn assert_prefix(counts: &[u64], low: u64, high: u64) {
     let n: u64 = counts.iter().sum();
     for (block, count) in counts.iter().enumerate() {
-        let expected = n / BLOCKS + u64::from((block as u64) < n % BLOCKS);
+        let expected = writes_of(block as u64, n);
         assert_eq!(*count, expected, "block {block} of a state of {n} writes");
     }
     assert!((low..=high).contains(&n), "{n} writes, not {low} to {high}");
@@ -89,7 +94,7 @@ fn snapshots_under_load_over_two_reactors_are_prefixes_and_survive_a_crash() {
     let first = reactors();
     let handles = first.handles().to_vec();
     let last = handles.len() - 1;
-    let bounds = runtime.block_on(async {
+    let (bounds, acked) = runtime.block_on(async {
         let manager = PoolManager::new(handles.clone(), 16 << 20);
         let pool = manager.create("p", vec![file(dir.path(), 512)], PoolOptions::default()).await.unwrap();
         pool.volume_create(spec("v", 16)).await.unwrap();
@@ -111,12 +116,15 @@ fn snapshots_under_load_over_two_reactors_are_prefixes_and_survive_a_crash() {
             assert_prefix(&counts(&pool, &handles[0], &format!("v@{i}")).await, *low, *high);
         }
         assert_sound(&pool).await;
-        // And on into the crash: the reactors end in the middle of this.
-        let volume = pool.open("v").await.unwrap();
-        handles[last].spawn(move || writer(volume, acked, Arc::default()));
+        // And on into the crash: the reactors end in the middle of this. What is acknowledged after the snapshot is
+        // not flushed by anyone.
+        let (volume, acked) = (pool.open("v").await.unwrap(), Arc::<AtomicU64>::default());
+        let a = Arc::clone(&acked);
+        handles[last].spawn(move || writer(volume, a, Arc::default()));
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         pool.snapshot_create("v", "v@last").await.unwrap();
-        bounds
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        (bounds, acked)
     });
     first.shutdown();
     let second = reactors();
@@ -130,7 +138,14 @@ fn snapshots_under_load_over_two_reactors_are_prefixes_and_survive_a_crash() {
             assert_prefix(&counts(&pool, &handles[last], &format!("v@{i}")).await, *low, *high);
         }
         counts(&pool, &handles[0], "v@last").await;
-        counts(&pool, &handles[0], "v").await;
+        // The writer began anew over what was there: of each block it wrote, at least the last acknowledged count.
+        let acked = acked.load(Ordering::SeqCst);
+        assert!(acked > 0);
+        for (block, count) in counts(&pool, &handles[0], "v").await.into_iter().enumerate() {
+            let block = block as u64;
+            let (low, high) = (writes_of(block, acked), writes_of(block, acked + 1));
+            assert!(low == 0 || (low..=high).contains(&count), "block {block}: {count}, not {low} to {high}");
+        }
         assert_sound(&pool).await;
         assert_eq!(pool.info().await.unwrap().damage, Vec::<String>::new());
         manager.export("p").await.unwrap();
