@@ -54,7 +54,7 @@ pub struct Target {
     #[arg(long, default_value_t = 1)]
     nsid: u32,
     /// What the target in this process shows
-    #[arg(long, value_name = "URI", default_value = "ram:1GiB", conflicts_with = "connect")]
+    #[arg(long, value_name = "URI", default_value = "ram:1GiB?populate=yes", conflicts_with = "connect")]
     backend: String,
     /// Show a volume of a new pool on the backend, instead of the backend itself
     #[arg(long, conflicts_with = "connect")]

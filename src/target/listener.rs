@@ -12,7 +12,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing::{debug, warn};
 
@@ -35,12 +35,28 @@ pub struct Listener {
     stopped: AtomicBool,
 }
 
+/// How long an address may stay taken by a process that was killed: the kernel ends its operations, and with them
+/// its sockets, in its own time.
+const AFTERLIFE: Duration = Duration::from_millis(500);
+
+fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
+    let started = Instant::now();
+    loop {
+        match TcpListener::bind(addr) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && started.elapsed() < AFTERLIFE => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            bound => return bound,
+        }
+    }
+}
+
 impl Listener {
     /// Binds and starts to accept. The caller is on the control thread.
     pub(super) fn open(addr: SocketAddr, shared: &Arc<Shared>) -> Result<Arc<Listener>, TargetError> {
         let reactor = shared.reactors.first().ok_or(TargetError::NoReactor)?;
         let refused = |source| TargetError::Listen { addr, source };
-        let socket = TcpListener::bind(addr).map_err(refused)?;
+        let socket = bind(addr).map_err(refused)?;
         socket.set_nonblocking(true).map_err(refused)?;
         let listener = Arc::new(Listener {
             addr,

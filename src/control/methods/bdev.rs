@@ -142,7 +142,7 @@ async fn malloc_create(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, Rp
         daemon,
         Opening {
             name: Some(name),
-            uri: format!("ram:{size}?block_size={block_size}"),
+            uri: format!("ram:{size}?block_size={block_size}&populate=yes"),
             options: OpenOptions::default(),
             uuid: params.uuid_opt("uuid")?,
             origin: Origin::Malloc,
