@@ -20,18 +20,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, Weak};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde::Serialize;
 use uuid::Uuid;
 
 use super::catalog::{Catalog, Transaction};
 use super::error::PoolError;
+use super::info::{NodeInfo, RollbackInfo, VolumeSpec};
 use super::io::Source;
 use super::label::Geometry;
 use super::local::Owners;
-use super::node::{Lineage, NodeId};
+use super::node::NodeId;
 use super::pointer::{BLOCK_BYTES, CHUNK_BYTES, FANOUT, LEAVES_MAX};
 use super::records::{Entity, NodeRecord, Records, VolumeRecord};
-use super::space::{RegionId, RegionKind, Use};
 use super::tree::VolumeId;
 use super::volume::{Shared, Volume};
 use crate::device::IoError;
@@ -40,125 +39,6 @@ use crate::reactor::sync::Semaphore;
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Longest name in bytes.
 const NAME_MAX: usize = 223;
-
-/// What a volume shall be.
-#[derive(Debug, Clone)]
-pub struct VolumeSpec {
-    /// Its name.
-    pub name: String,
-    /// Bytes; rounded up to 1 MiB.
-    pub size: u64,
-    /// Logical block size for hosts: 512 or 4096.
-    pub block_size: u32,
-    /// False: every write is durable when acknowledged.
-    pub write_cache: bool,
-    /// Its identity; made up when absent.
-    pub uuid: Option<Uuid>,
-}
-
-/// Volume or snapshot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum NodeKind {
-    /// Takes writes.
-    Volume,
-    /// Never changes.
-    Snapshot,
-}
-
-/// A volume or a snapshot as people see it.
-#[derive(Debug, Clone, Serialize)]
-pub struct NodeInfo {
-    /// Name.
-    pub name: String,
-    /// Volume or snapshot.
-    pub kind: NodeKind,
-    /// The identity that hosts see.
-    pub uuid: Uuid,
-    /// The snapshot it grew from.
-    pub parent: Option<String>,
-    /// Names of the volumes and snapshots that grew from it.
-    pub children: Vec<String>,
-    /// The volume it was taken of, if that is still there (snapshots).
-    pub volume: Option<String>,
-    /// Bytes.
-    pub size: u64,
-    /// Bytes that its tree names.
-    pub referenced: u64,
-    /// Of these, bytes that it does not share with its parent.
-    pub written: u64,
-    /// Bytes that deleting it would free. Counted for single nodes and for volumes, not in lists of snapshots.
-    pub unique: Option<u64>,
-    /// Logical block size for hosts.
-    pub block_size: u32,
-    /// Whether acknowledged writes may wait for a flush.
-    pub write_cache: bool,
-    /// The epoch that ended with it (snapshots).
-    pub epoch: Option<u64>,
-    /// Seconds since 1970.
-    pub created: u64,
-}
-
-/// What a rollback did.
-#[derive(Debug, Clone, Serialize)]
-pub struct RollbackInfo {
-    /// The volume.
-    pub volume: String,
-    /// What it is now as.
-    pub snapshot: String,
-    /// The snapshot that keeps what it held before.
-    pub kept: Option<String>,
-}
-
-/// A device of a pool.
-#[derive(Debug, Clone, Serialize)]
-pub struct PoolDevice {
-    /// URI under which it is open.
-    pub uri: String,
-    /// The identity in its label.
-    pub uuid: Uuid,
-    /// Bytes that the pool uses of it.
-    pub size: u64,
-}
-
-/// A pool as people see it. All sizes in bytes.
-#[derive(Debug, Clone, Serialize)]
-pub struct PoolInfo {
-    /// Name.
-    pub name: String,
-    /// Identity.
-    pub uuid: Uuid,
-    /// Devices in vdev order.
-    pub devices: Vec<PoolDevice>,
-    /// Shards.
-    pub shards: u16,
-    /// Block size.
-    pub block_size: u32,
-    /// Bytes of a region.
-    pub region_bytes: u64,
-    /// Room for data and metadata.
-    pub capacity: u64,
-    /// Data in use.
-    pub allocated: u64,
-    /// Metadata in use, both copies.
-    pub metadata: u64,
-    /// Freed, waiting for a commit.
-    pub pending_free: u64,
-    /// What can still be written.
-    pub free: u64,
-    /// Epoch of new blocks.
-    pub epoch: u64,
-    /// Volumes.
-    pub volumes: usize,
-    /// Snapshots.
-    pub snapshots: usize,
-    /// Nodes being deleted in the background.
-    pub deleting: usize,
-    /// "ok", or "degraded" when damage was found.
-    pub health: &'static str,
-    /// Texts that name each damage found since the import.
-    pub damage: Vec<String>,
-}
 
 /// A pool on its home reactor.
 pub(super) struct Home {
@@ -169,10 +49,10 @@ pub(super) struct Home {
     pub(super) records: RefCell<Records>,
     catalog: RefCell<Option<Catalog>>,
     catalog_lock: Semaphore,
-    operations: Semaphore,
+    pub(super) operations: Semaphore,
     handles: RefCell<BTreeMap<u64, Weak<Shared>>>,
     pub(super) usage: RefCell<BTreeMap<VolumeId, Arc<AtomicU64>>>,
-    reaper: Cell<bool>,
+    pub(super) reaper: Cell<bool>,
     pub(super) closed: Cell<bool>,
     pub(super) damage: RefCell<Vec<String>>,
 }
@@ -719,108 +599,6 @@ impl Home {
             records.put_config(&mut transaction, key);
         }
         self.commit(transaction).await
-    }
-
-    /// Starts taking apart what was deleted, unless that is under way.
-    pub(super) fn wake_reaper(&self) {
-        if !self.reaper.replace(true) {
-            let key = self.owners.key;
-            crate::reactor::spawn(async move {
-                if let Some(home) = super::manager::home(key) {
-                    if let Err(error) = home.reap().await {
-                        tracing::warn!("deleting in the background stopped: {error}");
-                    }
-                    home.reaper.set(false);
-                }
-            });
-        }
-    }
-
-    /// Takes deleted nodes apart, one at a time, children first. A deleted node with two children or more waits until
-    /// one of them is left: until then each block of it may be anybody's.
-    async fn reap(&self) -> Result<(), PoolError> {
-        loop {
-            // What a shard has begun, perhaps before a crash, must be ended before anything else is begun.
-            let begun = self.owners.each(|shard| async move { shard.state.borrow().nodes.reaping() }).await?;
-            let begun = begun.into_iter().flatten().map(|(node, _)| node).next();
-            let next = {
-                let records = self.records.borrow();
-                let deleting = records.nodes.iter().filter(|(_, node)| node.deleting).map(|(id, _)| *id);
-                let mut candidates: Vec<(usize, NodeId)> = deleting
-                    .map(|id| (records.children(id).len(), id))
-                    .filter(|(count, _)| *count < 2)
-                    .collect();
-                candidates.sort_unstable_by_key(|(count, id)| (Some(*id) != begun, *count, *id));
-                candidates.first().map(|(_, id)| (*id, records.children(*id).first().copied()))
-            };
-            let Some((node, heir)) = next else { return Ok(()) };
-            if self.closed.get() {
-                return Ok(());
-            }
-            for result in self.owners.each(move |shard| async move { shard.reap(node, heir).await }).await? {
-                result?;
-            }
-            let _lock = self.operations.acquire(1).await;
-            // The one child may have become another meanwhile only by being deleted; ask again.
-            let (transaction, heirs) = {
-                let mut records = self.records.borrow_mut();
-                let parent = records.nodes.get(&node).and_then(|record| record.parent);
-                records.nodes.remove(&node);
-                let mut transaction = Transaction::new();
-                records.put_node(&mut transaction, node);
-                let mut heirs: Vec<(NodeId, Lineage)> = Vec::new();
-                for child in records.children(node) {
-                    if let Some(record) = records.nodes.get_mut(&child) {
-                        record.parent = parent;
-                        heirs.push((child, record.lineage()));
-                    }
-                    records.put_node(&mut transaction, child);
-                }
-                (transaction, heirs)
-            };
-            self.commit(transaction).await?;
-            self.owners
-                .each(move |shard| async move {
-                    for (child, lineage) in &heirs {
-                        shard.set_lineage(*child, *lineage);
-                    }
-                    shard.forget(node);
-                })
-                .await?;
-        }
-    }
-
-    /// More regions for a shard.
-    pub(super) async fn grant(&self, shard: u16, what: Use) -> Vec<(RegionId, RegionKind)> {
-        let mut transaction = Transaction::new();
-        let granted = {
-            let mut records = self.records.borrow_mut();
-            let granted = records.regions.grant(shard, what);
-            records.regions.put(&mut transaction);
-            granted
-        };
-        match granted.is_empty() || self.commit(transaction).await.is_ok() {
-            true => granted,
-            false => Vec::new(),
-        }
-    }
-
-    /// Regions that a shard no longer uses.
-    pub(super) async fn give_back(&self, shard: u16, regions: Vec<RegionId>) {
-        let mut transaction = Transaction::new();
-        {
-            let mut records = self.records.borrow_mut();
-            records.regions.give_back(shard, &regions);
-            records.regions.put(&mut transaction);
-        }
-        // If this fails the shard still owns them, empty, after the next import.
-        if self.commit(transaction).await.is_ok() {
-            let told = self.owners.each(|shard| async move {
-                shard.full.set(false);
-                shard.changed.notify();
-            });
-            let _ = told.await;
-        }
     }
 }
 

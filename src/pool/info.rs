@@ -3,8 +3,11 @@
 
 use std::collections::HashMap;
 
+use serde::Serialize;
+use uuid::Uuid;
+
 use super::error::PoolError;
-use super::home::{Home, NodeInfo, NodeKind, PoolDevice, PoolInfo};
+use super::home::Home;
 use super::node::NodeId;
 use super::pointer::BLOCK_BYTES;
 use super::records::Entity;
@@ -12,6 +15,125 @@ use super::space::Use;
 use super::tree::VolumeId;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// What a volume shall be.
+#[derive(Debug, Clone)]
+pub struct VolumeSpec {
+    /// Its name.
+    pub name: String,
+    /// Bytes; rounded up to 1 MiB.
+    pub size: u64,
+    /// Logical block size for hosts: 512 or 4096.
+    pub block_size: u32,
+    /// False: every write is durable when acknowledged.
+    pub write_cache: bool,
+    /// Its identity; made up when absent.
+    pub uuid: Option<Uuid>,
+}
+
+/// Volume or snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeKind {
+    /// Takes writes.
+    Volume,
+    /// Never changes.
+    Snapshot,
+}
+
+/// A volume or a snapshot as people see it.
+#[derive(Debug, Clone, Serialize)]
+pub struct NodeInfo {
+    /// Name.
+    pub name: String,
+    /// Volume or snapshot.
+    pub kind: NodeKind,
+    /// The identity that hosts see.
+    pub uuid: Uuid,
+    /// The snapshot it grew from.
+    pub parent: Option<String>,
+    /// Names of the volumes and snapshots that grew from it.
+    pub children: Vec<String>,
+    /// The volume it was taken of, if that is still there (snapshots).
+    pub volume: Option<String>,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes that its tree names.
+    pub referenced: u64,
+    /// Of these, bytes that it does not share with its parent.
+    pub written: u64,
+    /// Bytes that deleting it would free. Counted for single nodes and for volumes, not in lists of snapshots.
+    pub unique: Option<u64>,
+    /// Logical block size for hosts.
+    pub block_size: u32,
+    /// Whether acknowledged writes may wait for a flush.
+    pub write_cache: bool,
+    /// The epoch that ended with it (snapshots).
+    pub epoch: Option<u64>,
+    /// Seconds since 1970.
+    pub created: u64,
+}
+
+/// What a rollback did.
+#[derive(Debug, Clone, Serialize)]
+pub struct RollbackInfo {
+    /// The volume.
+    pub volume: String,
+    /// What it is now as.
+    pub snapshot: String,
+    /// The snapshot that keeps what it held before.
+    pub kept: Option<String>,
+}
+
+/// A device of a pool.
+#[derive(Debug, Clone, Serialize)]
+pub struct PoolDevice {
+    /// URI under which it is open.
+    pub uri: String,
+    /// The identity in its label.
+    pub uuid: Uuid,
+    /// Bytes that the pool uses of it.
+    pub size: u64,
+}
+
+/// A pool as people see it. All sizes in bytes.
+#[derive(Debug, Clone, Serialize)]
+pub struct PoolInfo {
+    /// Name.
+    pub name: String,
+    /// Identity.
+    pub uuid: Uuid,
+    /// Devices in vdev order.
+    pub devices: Vec<PoolDevice>,
+    /// Shards.
+    pub shards: u16,
+    /// Block size.
+    pub block_size: u32,
+    /// Bytes of a region.
+    pub region_bytes: u64,
+    /// Room for data and metadata.
+    pub capacity: u64,
+    /// Data in use.
+    pub allocated: u64,
+    /// Metadata in use, both copies.
+    pub metadata: u64,
+    /// Freed, waiting for a commit.
+    pub pending_free: u64,
+    /// What can still be written.
+    pub free: u64,
+    /// Epoch of new blocks.
+    pub epoch: u64,
+    /// Volumes.
+    pub volumes: usize,
+    /// Snapshots.
+    pub snapshots: usize,
+    /// Nodes being deleted in the background.
+    pub deleting: usize,
+    /// "ok", or "degraded" when damage was found.
+    pub health: &'static str,
+    /// Texts that name each damage found since the import.
+    pub damage: Vec<String>,
+}
 
 /// One shard's part of the sums.
 struct Totals {

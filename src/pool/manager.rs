@@ -2,8 +2,6 @@
 //! ([`Pool`]) whose calls run on the pool's home reactor.
 #![forbid(unsafe_code)]
 
-use std::cell::RefCell;
-use std::collections::HashMap;
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,19 +9,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use uuid::Uuid;
 
-use super::catalog::{Catalog, Map, Transaction};
 use super::error::{PoolError, PoolErrorKind};
-use super::home::{Home, NodeInfo, PoolInfo, RollbackInfo, VolumeSpec, check_name, unix_now};
-use super::label::{DEVICE_BYTES_MIN, Geometry, Label, LabelError, SHARDS_MAX, VDEVS_MAX};
-use super::local::{self, Owners};
-use super::node::{Lineage, NodeId};
+use super::home::{Home, check_name};
+use super::info::{NodeInfo, PoolInfo, RollbackInfo, VolumeSpec};
+use super::lifecycle::{at_home, choose_geometry, close, create, home, open, read_label, read_labels};
+use super::local::Owners;
 use super::pointer::BLOCK_BYTES;
-use super::records::{PoolRecord, Records};
-use super::recover::{Known, Place};
-use super::shard::{Answer, Regions, Shard};
-use super::space::{RegionId, RegionKind, Use};
 use super::volume::Volume;
-use crate::device::{Device, IoError};
+use crate::device::Device;
 use crate::memory::DmaBuf;
 use crate::reactor::ReactorHandle;
 
@@ -33,15 +26,6 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 const PAGES_MIN: usize = 256;
 
 static NEXT_KEY: AtomicUsize = AtomicUsize::new(0);
-
-thread_local! {
-    static HOMES: RefCell<HashMap<usize, Rc<Home>>> = RefCell::default();
-}
-
-/// The home of a pool, on its home reactor.
-pub(super) fn home(key: usize) -> Option<Rc<Home>> {
-    HOMES.with_borrow(|homes| homes.get(&key).cloned())
-}
 
 /// Choices made when a pool is created.
 #[derive(Debug, Clone, Default)]
@@ -68,48 +52,6 @@ pub struct Pool {
     key: usize,
     home: Option<ReactorHandle>,
     owners: Arc<Owners>,
-}
-
-/// A shard's link to its pool.
-struct Link {
-    key: usize,
-    home: Option<ReactorHandle>,
-}
-
-impl Regions for Link {
-    fn grant(&self, shard: u16, what: Use) -> Answer<Vec<(RegionId, RegionKind)>> {
-        let key = self.key;
-        let granted = at_home(self.home.clone(), move || async move {
-            match home(key) {
-                Some(home) => home.grant(shard, what).await,
-                None => Vec::new(),
-            }
-        });
-        Box::pin(async move { granted.await.unwrap_or_default() })
-    }
-
-    fn give_back(&self, shard: u16, regions: Vec<RegionId>) -> Answer<()> {
-        let key = self.key;
-        let done = at_home(self.home.clone(), move || async move {
-            if let Some(home) = home(key) {
-                home.give_back(shard, regions).await;
-            }
-        });
-        Box::pin(async move { drop(done.await) })
-    }
-}
-
-/// Runs `work` on the home reactor; right here when there is none or this is it.
-async fn at_home<T, F, Fut>(home: Option<ReactorHandle>, work: F) -> Result<T, IoError>
-where
-    T: Send + 'static,
-    F: FnOnce() -> Fut + Send + 'static,
-    Fut: Future<Output = T> + 'static,
-{
-    match home {
-        Some(reactor) if !reactor.is_current() => reactor.call(work).await.map_err(|_| IoError::Gone),
-        _ => Ok(work().await),
-    }
 }
 
 impl PoolManager {
@@ -430,316 +372,6 @@ impl Pool {
     pub async fn verify(&self) -> Result<Vec<String>, PoolError> {
         self.run(|home| async move { home.verify().await }).await
     }
-}
-
-fn choose_geometry(
-    devices: &[Device],
-    shards: u16,
-    region_bytes: Option<u64>,
-) -> Result<Geometry, PoolError> {
-    if devices.is_empty() || devices.len() > VDEVS_MAX {
-        return Err(PoolError::invalid(format!("a pool needs 1 to {VDEVS_MAX} devices")));
-    }
-    for (i, device) in devices.iter().enumerate() {
-        if devices[..i].iter().any(|other| other.info().uuid == device.info().uuid) {
-            return Err(PoolError::invalid(format!("{} is given twice", device.info().uri)));
-        }
-        if device.info().size < DEVICE_BYTES_MIN {
-            return Err(PoolError::invalid(format!(
-                "{} has {} bytes; a pool's device needs at least {DEVICE_BYTES_MIN} (64 MiB)",
-                device.info().uri,
-                device.info().size
-            )));
-        }
-    }
-    if !(1..=SHARDS_MAX).contains(&shards) {
-        return Err(PoolError::invalid(format!("{shards} shards: 1 to {SHARDS_MAX} are possible")));
-    }
-    if let Some(bytes) = region_bytes
-        && !(bytes.is_power_of_two() && (1 << 20..=64 << 20).contains(&bytes))
-    {
-        return Err(PoolError::invalid("the region size must be a power of two from 1 MiB to 64 MiB"));
-    }
-    let smallest = devices.iter().map(|device| device.info().size).min().unwrap_or(0) / BLOCK * BLOCK;
-    let geometry = Geometry::choose(smallest, smallest * devices.len() as u64, shards, region_bytes);
-    let needed = 3 * u64::from(shards) + 4;
-    if u64::from(geometry.regions()) * (devices.len() as u64) < needed {
-        return Err(PoolError::invalid(format!(
-            "the devices have too little room for {shards} shards: use larger devices or fewer shards"
-        )));
-    }
-    Ok(geometry)
-}
-
-/// Both labels of a device: notes on damage, and the label if one is whole.
-async fn read_label(device: &Device) -> Result<(Vec<String>, Option<Label>), PoolError> {
-    let mut notes = Vec::new();
-    let mut found: Option<Label> = None;
-    let last = device.info().size / BLOCK - 1;
-    let mut places = vec![0, last];
-    let mut at = 0;
-    let mut bad: Vec<(u64, LabelError)> = Vec::new();
-    while let Some(block) = places.get(at).copied() {
-        let (result, bytes) = device.read(block * BLOCK, DmaBuf::uninit(BLOCK_BYTES)).await;
-        result?;
-        match Label::decode(&bytes) {
-            Ok(label) => {
-                // The device may have grown since: the second label is where it was then.
-                let second = label.geometry.last_block();
-                if !places.contains(&second) && second < last {
-                    places.push(second);
-                }
-                found.get_or_insert(label);
-            }
-            Err(error) => bad.push((block, error)),
-        }
-        at += 1;
-    }
-    if let Some(label) = &found {
-        for (block, error) in bad {
-            if block == 0 || block == label.geometry.last_block() {
-                notes.push(format!(
-                    "label in block {block} of {}: {error}; its other copy was used",
-                    device.info().uri
-                ));
-            }
-        }
-    } else if let Some((_, error)) = bad.iter().find(|(_, error)| *error != LabelError::Missing) {
-        return Err(PoolError::new(PoolErrorKind::Failed, format!("{}: {error}", device.info().uri)));
-    }
-    Ok((notes, found))
-}
-
-async fn read_labels(devices: &[Device]) -> Result<(Vec<Label>, Vec<String>), PoolError> {
-    let (mut labels, mut notes): (Vec<Label>, Vec<String>) = Default::default();
-    for device in devices {
-        let (damage, label) = read_label(device).await?;
-        let uri = &device.info().uri;
-        let label = label.ok_or_else(|| PoolError::not_found(format!("{uri} holds no Rimrock pool")))?;
-        if !label.live {
-            return Err(PoolError::not_found(format!("the pool on {uri} was destroyed")));
-        }
-        if label.geometry.device_blocks * BLOCK > device.info().size {
-            return Err(PoolError::invalid(format!(
-                "{uri} has {} bytes, but pool '{}' was made for {}: the device has shrunk",
-                device.info().size,
-                label.name,
-                label.geometry.device_blocks * BLOCK
-            )));
-        }
-        if let Some(first) = labels.first()
-            && first.pool != label.pool
-        {
-            return Err(PoolError::invalid(format!(
-                "{uri} belongs to pool '{}', the others to '{}'",
-                label.name, first.name
-            )));
-        }
-        labels.push(label);
-        notes.extend(damage);
-    }
-    Ok((labels, notes))
-}
-
-async fn write_labels(devices: &[Device], label: &Label) -> Result<(), PoolError> {
-    for (vdev, device) in devices.iter().enumerate() {
-        let own = Label { device: label.devices[vdev], vdev: vdev as u8, ..label.clone() };
-        let bytes = own.encode();
-        for block in [own.geometry.last_block(), 0] {
-            device.write(block * BLOCK, DmaBuf::copy_of(&bytes).freeze()).await?;
-        }
-        device.flush().await?;
-    }
-    Ok(())
-}
-
-/// Gives the shard its place on this reactor and starts its committer.
-fn start(shard: Shard, key: usize, reactor: Option<ReactorHandle>) {
-    let shard = Rc::new(shard);
-    shard.set_regions(Rc::new(Link { key, home: reactor }));
-    local::install(key, Rc::clone(&shard));
-    crate::reactor::spawn(async move { shard.keep_committed().await });
-}
-
-fn place(uuid: Uuid, shard: u16, owners: &Owners, geometry: Geometry, page_limit: usize) -> Place {
-    Place { pool: uuid, shard, devices: owners.devices.clone().into(), geometry, page_limit }
-}
-
-async fn create(
-    name: String,
-    uuid: Uuid,
-    geometry: Geometry,
-    owners: Arc<Owners>,
-    reactor: Option<ReactorHandle>,
-    page_limit: usize,
-    force: bool,
-) -> Result<(), PoolError> {
-    for device in &owners.devices {
-        let found =
-            read_label(device).await.map(|(_, label)| label.filter(|label| label.live).map(|l| l.name));
-        let found = match found {
-            Ok(found) => found,
-            Err(error) if error.kind == PoolErrorKind::Failed => Some("a damaged one".to_owned()),
-            Err(error) => return Err(error),
-        };
-        if let (Some(found), false) = (found, force) {
-            return Err(PoolError::exists(format!(
-                "{} holds a pool already ('{found}'): import it, or create with force to lose it",
-                device.info().uri
-            )));
-        }
-    }
-    let identities: Vec<Uuid> = owners.devices.iter().map(|_| Uuid::new_v4()).collect();
-    let pool = PoolRecord { name: name.clone(), epoch: 1, next_node: 1, next_volume: 1 };
-    let mut transaction = Transaction::new();
-    let mut records = Records {
-        pool,
-        volumes: Default::default(),
-        nodes: Default::default(),
-        config: Default::default(),
-        regions: super::records::Regions::new(geometry, owners.devices.len()),
-    };
-    records.put_pool(&mut transaction);
-    for shard in 0..geometry.shards {
-        records.regions.grant(shard, Use::Metadata);
-        records.regions.grant(shard, Use::Data);
-    }
-    records.regions.put(&mut transaction);
-    // An old label must not lead to the new pool's half-made parts.
-    for device in &owners.devices {
-        device.write(0, DmaBuf::zeroed(BLOCK_BYTES).freeze()).await?;
-    }
-    let mut catalog = Catalog::create(uuid, &owners.devices, geometry, Map::new()).await?;
-    catalog.commit(transaction).await?;
-    for shard in 0..geometry.shards {
-        let place = (uuid, shard, Arc::clone(&owners), geometry);
-        let known = Known { regions: records.regions.of(shard), nodes: Vec::new(), volumes: Vec::new() };
-        let home = reactor.clone();
-        at_home(owners.reactors[usize::from(shard)].clone(), move || async move {
-            let (uuid, index, owners, geometry) = place;
-            let shard = Shard::create(self::place(uuid, index, &owners, geometry, page_limit), known).await?;
-            start(shard, owners.key, home);
-            Ok::<(), PoolError>(())
-        })
-        .await??;
-    }
-    let label = Label {
-        pool: uuid,
-        name,
-        device: identities[0],
-        vdev: 0,
-        devices: identities.clone(),
-        live: true,
-        created: unix_now(),
-        geometry,
-    };
-    write_labels(&owners.devices, &label).await?;
-    let key = owners.key;
-    let home = Home::new(uuid, identities, geometry, owners, records, catalog);
-    HOMES.with_borrow_mut(|homes| homes.insert(key, Rc::new(home)));
-    Ok(())
-}
-
-async fn open(
-    label: Label,
-    owners: Arc<Owners>,
-    reactor: Option<ReactorHandle>,
-    page_limit: usize,
-    mut damage: Vec<String>,
-) -> Result<String, PoolError> {
-    let geometry = label.geometry;
-    let opened = Catalog::open(label.pool, &owners.devices, geometry).await?;
-    damage.extend(opened.damage);
-    let mut records = Records::read(&opened.catalog, geometry, owners.devices.len())?;
-    let nodes: Vec<(NodeId, Lineage)> =
-        records.nodes.iter().map(|(id, node)| (*id, node.lineage())).collect();
-    let usage: HashMap<_, _> = records.volumes.keys().map(|id| (*id, Arc::default())).collect();
-    let mut epoch = records.pool.epoch;
-    let mut opening = Vec::new();
-    for shard in 0..geometry.shards {
-        let known = Known {
-            regions: records.regions.of(shard),
-            nodes: nodes.clone(),
-            volumes: records
-                .volumes
-                .iter()
-                .map(|(id, volume)| (*id, NodeId(volume.head), Arc::clone(&usage[id])))
-                .collect(),
-        };
-        let (uuid, owners, home) = (label.pool, Arc::clone(&owners), reactor.clone());
-        let on = owners.reactors[usize::from(shard)].clone();
-        opening.push(at_home(on, move || async move {
-            let shard = Shard::open(place(uuid, shard, &owners, geometry, page_limit), known).await?;
-            let epoch = shard.state.borrow().epoch;
-            start(shard, owners.key, home);
-            Ok::<u64, PoolError>(epoch)
-        }));
-    }
-    for result in super::join::all(opening.into_iter()).await {
-        epoch = epoch.max(result??);
-    }
-    // Whatever was written before lies before the epoch that starts now.
-    records.pool.epoch = epoch + 1;
-    let (epoch, key, name) = (records.pool.epoch, owners.key, records.pool.name.clone());
-    let mut transaction = Transaction::new();
-    records.put_pool(&mut transaction);
-    let home =
-        Home::new(label.pool, label.devices.clone(), geometry, Arc::clone(&owners), records, opened.catalog);
-    home.commit(transaction).await?;
-    home.damage.borrow_mut().extend(damage.iter().cloned());
-    for text in damage {
-        tracing::warn!(pool = %name, "{text}");
-    }
-    if !home.damage.borrow().is_empty() {
-        write_labels(&owners.devices, &label).await?;
-    }
-    let volumes: Vec<_> = home.records.borrow().volumes.iter().map(|(id, v)| (*id, NodeId(v.head))).collect();
-    let usages: Vec<_> = volumes.iter().map(|(id, _)| Arc::clone(&usage[id])).collect();
-    home.usage.borrow_mut().extend(usage);
-    owners
-        .each(move |shard| async move {
-            let mut state = shard.state.borrow_mut();
-            state.epoch = state.epoch.max(epoch);
-            for ((_, head), usage) in volumes.iter().zip(usages) {
-                usage.fetch_add(state.nodes.referenced(*head), Ordering::Relaxed);
-            }
-        })
-        .await?;
-    let home = Rc::new(home);
-    HOMES.with_borrow_mut(|homes| homes.insert(key, Rc::clone(&home)));
-    home.wake_reaper();
-    Ok(name)
-}
-
-/// Commits everything and lets the devices go.
-async fn close(reactor: Option<ReactorHandle>, owners: Arc<Owners>) -> Result<(), PoolError> {
-    let key = owners.key;
-    at_home(reactor, move || async move {
-        if let Some(home) = home(key) {
-            home.closed.set(true);
-            home.retire_handles();
-        }
-        let committed = owners.each(|shard| async move {
-            let committed = shard.commit().await;
-            shard.closed.set(true);
-            if committed.is_ok() {
-                shard.remove_stage();
-            }
-            shard.changed.notify();
-            shard.wake.notify();
-            committed
-        });
-        let committed = committed.await;
-        for reactor in owners.reactors.iter().cloned() {
-            at_home(reactor, move || async move { local::remove(key) }).await?;
-        }
-        HOMES.with_borrow_mut(|homes| homes.remove(&key));
-        for result in committed? {
-            result?;
-        }
-        Ok::<(), PoolError>(())
-    })
-    .await?
 }
 
 impl std::fmt::Debug for Pool {

@@ -8,22 +8,26 @@
 //! | `shard`, `io`, `commit`, `walk`, `recover`, `check` | a shard at work on its reactor |
 //! | `stage` | the journal's newest records in shared memory, for when only this process dies |
 //! | `local`, `volume` | how requests find their shards |
-//! | `records`, `home`, `manager` | the pool as a whole: what the catalog says, and the operations on it |
+//! | `records`, `home`, `info`, `background` | the pool as a whole: what the catalog says, the operations on it, what it does by itself |
+//! | `manager`, `lifecycle` | all pools of the process; how one is created, opened and closed |
 //!
 //! What survives a crash: everything that was acknowledged as durable, and every operation wholly or not at all. When
 //! only this process dies, everything that was acknowledged.
 #![forbid(unsafe_code)]
 
+mod background;
 mod cache;
 mod catalog;
 mod check;
 mod commit;
+mod error;
 mod home;
 mod info;
 mod io;
 mod join;
 mod journal;
 mod label;
+mod lifecycle;
 mod local;
 mod manager;
 mod node;
@@ -42,9 +46,7 @@ mod walk;
 mod tests;
 
 pub use error::{PoolError, PoolErrorKind};
-pub use home::{NodeInfo, NodeKind, PoolInfo, RollbackInfo, VolumeSpec};
+pub use info::{NodeInfo, NodeKind, PoolInfo, RollbackInfo, VolumeSpec};
 pub use label::{DEVICE_BYTES_MIN, Label, LabelError};
 pub use manager::{Pool, PoolManager, PoolOptions};
 pub use volume::Volume;
-
-mod error;

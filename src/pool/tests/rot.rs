@@ -20,7 +20,7 @@ async fn sample(journal: bool) -> (Vec<u8>, Vec<u8>, Vec<u64>) {
         pool.verify().await.unwrap();
     }
     let mut live: BTreeSet<u64> = BTreeSet::from([0, (64 << 20) / 4096 - 1]);
-    let home = crate::pool::manager::home(pool.key()).unwrap();
+    let home = crate::pool::lifecycle::home(pool.key()).unwrap();
     live.extend(home.live_catalog());
     let image = devices[0].image().unwrap();
     for shard in 0..4 {
