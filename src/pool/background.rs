@@ -5,7 +5,7 @@ use super::catalog::Transaction;
 use super::error::PoolError;
 use super::home::Home;
 use super::node::{Lineage, NodeId};
-use super::space::{RegionId, RegionKind, Use};
+use super::space::{Ask, RegionId, RegionKind, Use};
 
 impl Home {
     /// Starts taking apart what was deleted, unless that is under way.
@@ -78,11 +78,11 @@ impl Home {
     }
 
     /// More regions for a shard.
-    pub(super) async fn grant(&self, shard: u16, what: Use) -> Vec<(RegionId, RegionKind)> {
+    pub(super) async fn grant(&self, shard: u16, what: Use, ask: Ask) -> Vec<(RegionId, RegionKind)> {
         let mut transaction = Transaction::new();
         let granted = {
             let mut records = self.records.borrow_mut();
-            let granted = records.regions.grant(shard, what);
+            let granted = records.regions.grant(shard, what, ask);
             records.regions.put(&mut transaction);
             granted
         };
@@ -104,6 +104,7 @@ impl Home {
         if self.commit(transaction).await.is_ok() {
             let told = self.owners.each(|shard| async move {
                 shard.full.set(false);
+                shard.scarce.set(false);
                 shard.changed.notify();
             });
             let _ = told.await;

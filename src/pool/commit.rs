@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::pointer::{BLOCK_BYTES, Block};
 use super::shard::Shard;
-use super::space::Use;
+use super::space::{Ask, Use};
 use super::tree::Plan;
 use crate::device::IoError;
 use crate::memory::DmaBuf;
@@ -47,7 +47,7 @@ impl Shard {
                 Readiness::Nothing => return Ok(()),
                 Readiness::Ready => break,
                 Readiness::Short { hopeless } => {
-                    if !self.grow(Use::Metadata).await {
+                    if !self.grow(Use::Metadata, Ask::Needed).await {
                         match hopeless {
                             true => return Err(IoError::CapacityExceeded),
                             false => break,

@@ -10,6 +10,9 @@
 //!                   → journals → devices flushed → catalog record → answered
 //! ```
 //!
+//! When nothing was written since the last flush, the journals wait for the next one: all that the snapshot holds is
+//! durable, and the catalog alone says what belongs to the new head.
+//!
 //! Until the record is durable no shard commits, so a crash finds either both or neither: journal records for a head
 //! that the catalog never heard of belong to the head before it.
 #![forbid(unsafe_code)]
@@ -347,22 +350,23 @@ impl Home {
         owners.each(move |shard| async move { shard.fence(&volumes) }).await?;
         let usages: Vec<_> =
             seals.iter().map(|(id, ..)| self.usage.borrow().get(id).cloned().unwrap_or_default()).collect();
-        let referenced = {
-            let seals = seals.clone();
-            owners
-                .each(move |shard| async move {
-                    shard.seal(&seals, &lineages, epoch);
-                    let mut state = shard.state.borrow_mut();
-                    seals.iter().map(|(_, _, head)| state.nodes.referenced(*head)).collect::<Vec<u64>>()
-                })
-                .await?
-        };
+        let sealed = owners
+            .each(move |shard| async move {
+                let durable = shard.is_durable();
+                shard.seal(&seals, &lineages, epoch);
+                let mut state = shard.state.borrow_mut();
+                let referenced = seals.iter().map(|(_, _, head)| state.nodes.referenced(*head));
+                (durable, referenced.collect::<Vec<u64>>())
+            })
+            .await?;
         for (i, usage) in usages.iter().enumerate() {
-            usage.store(referenced.iter().map(|shard| shard[i]).sum(), Ordering::Relaxed);
+            usage.store(sealed.iter().map(|(_, referenced)| referenced[i]).sum(), Ordering::Relaxed);
         }
         // From here on a failure leaves the shards ahead of the catalog; they stay fenced from committing, and an
         // import finds the state before.
-        owners.flush().await?;
+        if !sealed.iter().all(|(durable, _)| *durable) {
+            owners.flush().await?;
+        }
         self.commit(transaction).await?;
         owners.each(|shard| async move { shard.settle() }).await?;
         self.wake_reaper();

@@ -11,7 +11,7 @@ use super::journal::Record;
 use super::node::NodeId;
 use super::pointer::{BLOCK_BYTES, Block, FANOUT, Pointer};
 use super::shard::Shard;
-use super::space::Use;
+use super::space::{Ask, Use};
 use super::tree::{Extent, Need, VolumeId};
 use crate::device::IoError;
 use crate::memory::{DmaBuf, DmaSlice};
@@ -204,6 +204,10 @@ impl Shard {
         let mut wanted = count;
         while wanted > 0 {
             self.check()?;
+            if !self.scarce.get() && self.state.borrow().space.wants_fresh(Use::Data) {
+                let fresh = self.grow(Use::Data, Ask::Plenty).await;
+                self.scarce.set(!fresh);
+            }
             let got = {
                 let mut state = self.state.borrow_mut();
                 let spare = state.space.free_blocks(Use::Data).saturating_sub(OVERWRITE_RESERVE);

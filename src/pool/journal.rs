@@ -243,6 +243,8 @@ pub struct Journal {
     written: (u64, u64),
     /// Records appended since the shard was opened.
     appended: u64,
+    /// Of these, the first so many end with the last that is not a seal.
+    changed: u64,
     /// Of these, the first so many are durable.
     durable: u64,
 }
@@ -271,6 +273,7 @@ impl Journal {
             open: Payload::default(),
             written: (next, 0),
             appended: 0,
+            changed: 0,
             durable: 0,
         }
     }
@@ -283,6 +286,9 @@ impl Journal {
         record.encode(&mut self.open.bytes);
         self.open.records += 1;
         self.appended += 1;
+        if !matches!(record, Record::Seal { .. }) {
+            self.changed = self.appended;
+        }
     }
 
     /// The block that the last record went into, as it is now. Returns its sequence, which it keeps when
@@ -327,6 +333,11 @@ impl Journal {
     /// Records appended so far.
     pub fn appended(&self) -> u64 {
         self.appended
+    }
+
+    /// Whether every change of a map is durable; seals may still wait.
+    pub fn is_settled(&self) -> bool {
+        self.durable >= self.changed
     }
 
     /// Records known to be durable.

@@ -23,7 +23,7 @@ use super::pointer::BLOCK_BYTES;
 use super::records::{PoolRecord, Records};
 use super::recover::{Known, Place};
 use super::shard::{Answer, Regions, Shard};
-use super::space::{RegionId, RegionKind, Use};
+use super::space::{Ask, RegionId, RegionKind, Use};
 use crate::device::{Device, IoError};
 use crate::memory::DmaBuf;
 use crate::reactor::ReactorHandle;
@@ -46,11 +46,11 @@ struct Link {
 }
 
 impl Regions for Link {
-    fn grant(&self, shard: u16, what: Use) -> Answer<Vec<(RegionId, RegionKind)>> {
+    fn grant(&self, shard: u16, what: Use, ask: Ask) -> Answer<Vec<(RegionId, RegionKind)>> {
         let key = self.key;
         let granted = at_home(self.home.clone(), move || async move {
             match home(key) {
-                Some(home) => home.grant(shard, what).await,
+                Some(home) => home.grant(shard, what, ask).await,
                 None => Vec::new(),
             }
         });
@@ -250,8 +250,8 @@ pub(super) async fn create(
     };
     records.put_pool(&mut transaction);
     for shard in 0..geometry.shards {
-        records.regions.grant(shard, Use::Metadata);
-        records.regions.grant(shard, Use::Data);
+        records.regions.grant(shard, Use::Metadata, Ask::Needed);
+        records.regions.grant(shard, Use::Data, Ask::Needed);
     }
     records.regions.put(&mut transaction);
     // An old label must not lead to the new pool's half-made parts.

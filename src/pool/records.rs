@@ -19,7 +19,7 @@ use super::catalog::{Catalog, Transaction};
 use super::label::Geometry;
 use super::node::{Lineage, NodeId};
 use super::pointer::Epoch;
-use super::space::{RegionId, RegionKind, Use};
+use super::space::{Ask, RegionId, RegionKind, Use};
 use super::tree::VolumeId;
 
 /// The pool itself.
@@ -291,7 +291,10 @@ impl Regions {
     }
 
     /// Takes regions for a shard: adjacent ones where possible, the devices in turn.
-    pub fn grant(&mut self, shard: u16, what: Use) -> Vec<(RegionId, RegionKind)> {
+    pub fn grant(&mut self, shard: u16, what: Use, ask: Ask) -> Vec<(RegionId, RegionKind)> {
+        if ask == Ask::Plenty && self.free_count() < self.total() / 8 {
+            return Vec::new();
+        }
         match what {
             Use::Data => self.grant_data(shard),
             Use::Metadata => self.grant_metadata(shard).into_iter().collect(),
@@ -437,11 +440,15 @@ mod tests {
     fn metadata_twins_lie_far_apart_or_on_another_device() {
         let geometry = Geometry::choose(64 << 20, 64 << 20, 2, None);
         let mut one = Regions::new(geometry, 1);
-        let (first, RegionKind::Metadata { twin }) = one.grant(0, Use::Metadata)[0] else { panic!() };
+        let (first, RegionKind::Metadata { twin }) = one.grant(0, Use::Metadata, Ask::Needed)[0] else {
+            panic!()
+        };
         assert!(twin.index().abs_diff(first.index()) >= geometry.regions() / 2);
         let mut two = Regions::new(geometry, 2);
         for _ in 0..3 {
-            let (first, RegionKind::Metadata { twin }) = two.grant(1, Use::Metadata)[0] else { panic!() };
+            let (first, RegionKind::Metadata { twin }) = two.grant(1, Use::Metadata, Ask::Needed)[0] else {
+                panic!()
+            };
             assert_ne!(first.vdev(), twin.vdev());
         }
         assert_eq!(two.of(1).len(), 3);
@@ -454,14 +461,14 @@ mod tests {
         let mut regions = Regions::new(geometry, 1);
         let mut given = Vec::new();
         loop {
-            let granted = regions.grant(0, Use::Data);
+            let granted = regions.grant(0, Use::Data, Ask::Needed);
             if granted.is_empty() {
                 break;
             }
             given.extend(granted.into_iter().map(|(id, _)| id));
         }
         assert!(regions.free_count() >= 4);
-        assert_eq!(regions.grant(1, Use::Metadata).len(), 1);
+        assert_eq!(regions.grant(1, Use::Metadata, Ask::Needed).len(), 1);
         regions.give_back(1, &given);
         assert_eq!(regions.of(0).len(), given.len(), "only the owner gives back");
         regions.give_back(0, &given);

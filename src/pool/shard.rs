@@ -20,7 +20,7 @@ use super::journal::{Journal, JournalBlock, decode_block};
 use super::label::Geometry;
 use super::node::{Lineage, NodeId};
 use super::pointer::{BLOCK_BYTES, Block, Epoch, Page, Pointer};
-use super::space::{RegionId, RegionKind, SpaceError, Use};
+use super::space::{Ask, RegionId, RegionKind, SpaceError, Use};
 use super::stage::Stage;
 use super::tree::{Need, State, VolumeId, VolumeState};
 use crate::device::{Device, DeviceKind, IoError};
@@ -32,8 +32,8 @@ pub type Answer<T> = Pin<Box<dyn Future<Output = T>>>;
 
 /// What a shard asks of its pool when it runs out of space, or gives back.
 pub trait Regions {
-    /// More regions of a kind, durable in the catalog; none when the pool has no more.
-    fn grant(&self, shard: u16, what: Use) -> Answer<Vec<(RegionId, RegionKind)>>;
+    /// More regions of a kind, durable in the catalog; none when the pool has no more, or not as many as asked for.
+    fn grant(&self, shard: u16, what: Use, ask: Ask) -> Answer<Vec<(RegionId, RegionKind)>>;
     /// Empty regions that the shard no longer uses.
     fn give_back(&self, shard: u16, regions: Vec<RegionId>) -> Answer<()>;
 }
@@ -70,6 +70,8 @@ pub struct Shard {
     stage: RefCell<Option<Stage>>,
     /// The pool has no region left for this shard; cleared when space returns.
     pub(super) full: Cell<bool>,
+    /// The pool has no plenty of regions left; cleared when space returns.
+    pub(super) scarce: Cell<bool>,
 }
 
 /// Keeps the blocks that a read may look at from being written again.
@@ -118,6 +120,7 @@ impl Shard {
             closed: Cell::new(false),
             stage: RefCell::new(None),
             full: Cell::new(false),
+            scarce: Cell::new(false),
         }
     }
 
@@ -333,6 +336,11 @@ impl Shard {
         self.state.borrow_mut().journal.mark_durable(mark);
     }
 
+    /// Whether every change so far outlives a power cut.
+    pub fn is_durable(&self) -> bool {
+        self.state.borrow().journal.is_settled()
+    }
+
     /// Does what a change was found to need.
     pub(super) async fn meet(&self, need: Need) -> Result<(), IoError> {
         self.check()?;
@@ -346,7 +354,7 @@ impl Shard {
     /// Gets more free blocks: new regions if the pool has any, else blocks that a commit sets free.
     pub(super) async fn make_space(&self, what: Use) -> Result<(), IoError> {
         let before = self.state.borrow().space.free_blocks(what);
-        if self.grow(what).await {
+        if self.grow(what, Ask::Needed).await {
             return Ok(());
         }
         let held = self.state.borrow().space.held_blocks(what);
@@ -363,14 +371,14 @@ impl Shard {
     }
 
     /// Asks the pool for regions. False when it has none.
-    pub(super) async fn grow(&self, what: Use) -> bool {
+    pub(super) async fn grow(&self, what: Use, ask: Ask) -> bool {
         let had = self.state.borrow().space.regions().count();
         let lock = self.grant_lock.acquire(1).await;
         if self.state.borrow().space.regions().count() > had {
             return true;
         }
         let Some(regions) = self.regions.borrow().clone() else { return false };
-        let granted = regions.grant(self.index, what).await;
+        let granted = regions.grant(self.index, what, ask).await;
         drop(lock);
         let mut state = self.state.borrow_mut();
         for (id, kind) in &granted {

@@ -97,6 +97,15 @@ pub enum Use {
     Metadata,
 }
 
+/// How badly regions are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ask {
+    /// Nothing is free in those that the shard has.
+    Needed,
+    /// Writes would be scattered over those that the shard has: only while the pool has plenty.
+    Plenty,
+}
+
 /// A freed or allocated block that the bitmaps say cannot be: the pool's metadata contradicts itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("block {block:?} is {found}, though the tree says otherwise")]
@@ -226,34 +235,57 @@ impl Space {
     /// Reserves up to `want` adjacent blocks, at least one, for a write whose data is still on its way. They are
     /// held, not used: a commit in between does not count them. Ends in [`claim`](Space::claim) or
     /// [`cancel`](Space::cancel).
+    ///
+    /// A cursor passes once through a region and then goes on in the emptiest one: a burst of writes becomes long
+    /// writes of the device, whatever was freed in between.
     pub fn reserve(&mut self, what: Use, want: u32) -> Option<(Block, u32)> {
         let pool = self.pool(what);
         if pool.free == 0 {
             return None;
         }
         let blocks = self.geometry.region_blocks;
-        let (start, offset) = pool.cursor.unwrap_or((RegionId(0), 0));
-        let matches =
-            |region: &Region| (region.kind == RegionKind::Data) == (what == Use::Data) && region.free > 0;
-        let after = self.regions.range(start..).chain(self.regions.range(..start));
-        let id = after.filter(|(_, region)| matches(region)).map(|(id, _)| *id).next()?;
-        let from = if id == start { offset } else { 0 };
+        let at_cursor = pool.cursor.and_then(|(id, offset)| {
+            let (at, count) = self.regions.get(&id)?.find(offset, blocks, want)?;
+            Some((id, at, count))
+        });
+        let (id, at, count) = at_cursor.or_else(|| {
+            let (id, region) = self.emptiest(what)?;
+            let (at, count) = region.find(0, blocks, want)?;
+            Some((id, at, count))
+        })?;
         let region = self.regions.get_mut(&id)?;
-        // From the cursor to the end, then the part before the cursor.
-        let (at, count) = region.find(from, blocks, want).or_else(|| region.find(0, from, want))?;
         for offset in at..at + count {
             region.held[offset as usize / 64] |= 1 << (offset % 64);
         }
         region.free -= count;
         let first = region.first.add(u64::from(at));
         let kind = region.kind;
-        let next =
-            if region.free == 0 || at + count == blocks { (RegionId(id.0 + 1), 0) } else { (id, at + count) };
         let pool = self.pool_mut(kind);
         pool.free -= u64::from(count);
         pool.held += u64::from(count);
-        pool.cursor = Some(next);
+        pool.cursor = Some((id, at + count));
         Some((first, count))
+    }
+
+    /// Whether the cursor has come to the end of its region and each other one is so much in use that writes would be
+    /// scattered over what is free in it.
+    pub fn wants_fresh(&self, what: Use) -> bool {
+        let blocks = self.geometry.region_blocks;
+        let region = |id| self.regions.get(&id);
+        let goes_on =
+            |(id, offset)| region(id).is_some_and(|region| region.find(offset, blocks, 1).is_some());
+        !self.pool(what).cursor.is_some_and(goes_on)
+            && self.emptiest(what).is_none_or(|(_, region)| region.free < blocks / 4 * 3)
+    }
+
+    /// The region with the most free blocks, if one has any.
+    fn emptiest(&self, what: Use) -> Option<(RegionId, &Region)> {
+        let candidates = self.regions.iter().filter(|(_, region)| {
+            (region.kind == RegionKind::Data) == (what == Use::Data) && region.free > 0
+        });
+        // The lowest of several, so that what is written one after the other lies one after the other.
+        let best = candidates.rev().max_by_key(|(_, region)| region.free);
+        best.map(|(id, region)| (*id, region))
     }
 
     /// Marks a block as used: one that was reserved, or one that a journal record names.
