@@ -5,6 +5,7 @@ use super::catalog::Transaction;
 use super::error::PoolError;
 use super::home::Home;
 use super::node::{Lineage, NodeId};
+use super::records::{Changes, NodeRecord};
 use super::space::{Ask, RegionId, RegionKind, Use};
 
 impl Home {
@@ -32,13 +33,13 @@ impl Home {
             let begun = begun.into_iter().flatten().map(|(node, _)| node).next();
             let next = {
                 let records = self.records.borrow();
-                let deleting = records.nodes.iter().filter(|(_, node)| node.deleting).map(|(id, _)| *id);
+                let deleting = records.nodes().filter(|(_, node)| node.deleting).map(|(id, _)| id);
                 let mut candidates: Vec<(usize, NodeId)> = deleting
                     .map(|id| (records.children(id).len(), id))
                     .filter(|(count, _)| *count < 2)
                     .collect();
                 candidates.sort_unstable_by_key(|(count, id)| (Some(*id) != begun, *count, *id));
-                candidates.first().map(|(_, id)| (*id, records.children(*id).first().copied()))
+                candidates.first().map(|(_, id)| (*id, records.children(*id).next()))
             };
             let Some((node, heir)) = next else { return Ok(()) };
             if self.closed.get() {
@@ -49,23 +50,21 @@ impl Home {
             }
             let _lock = self.operations.acquire(1).await;
             // The one child may have become another meanwhile only by being deleted; ask again.
-            let (transaction, heirs) = {
-                let mut records = self.records.borrow_mut();
-                let parent = records.nodes.get(&node).and_then(|record| record.parent);
-                records.nodes.remove(&node);
-                let mut transaction = Transaction::new();
-                records.put_node(&mut transaction, node);
-                let mut heirs: Vec<(NodeId, Lineage)> = Vec::new();
+            let mut changes = Changes::default();
+            let mut heirs: Vec<(NodeId, Lineage)> = Vec::new();
+            {
+                let records = self.records.borrow();
+                let parent = records.node(node).and_then(|record| record.parent);
+                changes.node(node, None);
                 for child in records.children(node) {
-                    if let Some(record) = records.nodes.get_mut(&child) {
-                        record.parent = parent;
+                    if let Some(record) = records.node(child) {
+                        let record = NodeRecord { parent, ..record.clone() };
                         heirs.push((child, record.lineage()));
+                        changes.node(child, Some(record));
                     }
-                    records.put_node(&mut transaction, child);
                 }
-                (transaction, heirs)
-            };
-            self.commit(transaction).await?;
+            }
+            self.commit(changes).await?;
             self.owners
                 .each(move |shard| async move {
                     for (child, lineage) in &heirs {
@@ -79,29 +78,26 @@ impl Home {
 
     /// More regions for a shard.
     pub(super) async fn grant(&self, shard: u16, what: Use, ask: Ask) -> Vec<(RegionId, RegionKind)> {
-        let mut transaction = Transaction::new();
-        let granted = {
-            let mut records = self.records.borrow_mut();
-            let granted = records.regions.grant(shard, what, ask);
-            records.regions.put(&mut transaction);
-            granted
-        };
-        match granted.is_empty() || self.commit(transaction).await.is_ok() {
-            true => granted,
-            false => Vec::new(),
+        let granted = self.records.borrow_mut().regions.grant(shard, what, ask);
+        if !granted.is_empty() && self.commit_regions().await.is_err() {
+            let regions: Vec<RegionId> = granted.iter().map(|(id, _)| *id).collect();
+            self.records.borrow_mut().regions.give_back(shard, &regions);
+            return Vec::new();
         }
+        granted
+    }
+
+    async fn commit_regions(&self) -> Result<(), PoolError> {
+        let mut transaction = Transaction::new();
+        self.records.borrow_mut().regions.put(&mut transaction);
+        self.commit_transaction(transaction).await
     }
 
     /// Regions that a shard no longer uses.
     pub(super) async fn give_back(&self, shard: u16, regions: Vec<RegionId>) {
-        let mut transaction = Transaction::new();
-        {
-            let mut records = self.records.borrow_mut();
-            records.regions.give_back(shard, &regions);
-            records.regions.put(&mut transaction);
-        }
+        self.records.borrow_mut().regions.give_back(shard, &regions);
         // If this fails the shard still owns them, empty, after the next import.
-        if self.commit(transaction).await.is_ok() {
+        if self.commit_regions().await.is_ok() {
             let told = self.owners.each(|shard| async move {
                 shard.full.set(false);
                 shard.scarce.set(false);

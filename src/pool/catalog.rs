@@ -50,6 +50,9 @@ struct Header {
 const HEADER_BYTES: usize = size_of::<Header>();
 const _: () = assert!(HEADER_BYTES == 64);
 
+/// Key length and value length.
+const ENTRY_BYTES: usize = 6;
+
 /// The map that the log adds up to.
 pub type Map = BTreeMap<String, Vec<u8>>;
 
@@ -74,7 +77,9 @@ pub enum CatalogError {
         sequence: u64,
     },
     /// The whole map no longer fits in a half.
-    #[error("the catalog is full: {bytes} bytes do not fit in {room}")]
+    #[error(
+        "the pool's catalog is full: {bytes} bytes do not fit in {room}; delete snapshots or volumes that are not needed"
+    )]
     Full {
         /// Bytes needed.
         bytes: usize,
@@ -98,19 +103,10 @@ impl Transaction {
         self
     }
 
-    /// Removes `key`.
-    pub fn delete(&mut self, key: impl Into<String>) -> &mut Transaction {
-        self.changes.push((key.into(), None));
+    /// Sets `key`, or removes it.
+    pub fn set(&mut self, key: impl Into<String>, value: Option<Vec<u8>>) -> &mut Transaction {
+        self.changes.push((key.into(), value));
         self
-    }
-
-    fn apply(self, map: &mut Map) {
-        for (key, value) in self.changes {
-            match value {
-                Some(value) => map.insert(key, value),
-                None => map.remove(&key),
-            };
-        }
     }
 
     fn encode(&self, pool: Uuid, generation: u64, sequence: u64, kind: u16) -> Vec<u8> {
@@ -179,6 +175,8 @@ pub struct Catalog {
     copies: Vec<Device>,
     geometry: Geometry,
     map: Map,
+    /// Bytes of the whole map as the first transaction of a half.
+    bytes: usize,
     generation: u64,
     sequence: u64,
     half: u64,
@@ -204,7 +202,8 @@ impl Catalog {
         map: Map,
     ) -> Result<Catalog, CatalogError> {
         let mut catalog = Catalog::at(pool, devices, geometry);
-        catalog.map = map;
+        let first = map.into_iter().map(|(key, value)| (key, Some(value)));
+        catalog.apply(Transaction { changes: first.collect() });
         // The half that is not used must not hold a catalog of a pool that had the same identity.
         let blank = DmaBuf::zeroed(BLOCK_BYTES);
         catalog.write(1, 0, &blank).await?;
@@ -219,6 +218,7 @@ impl Catalog {
             copies,
             geometry,
             map: Map::new(),
+            bytes: HEADER_BYTES,
             generation: 0,
             sequence: 0,
             half: 1,
@@ -293,7 +293,7 @@ impl Catalog {
             if good.iter().all(|ok| *ok) && areas[0][at..at + used] != areas[1][at..at + used] {
                 damage.push(format!("the copies of catalog transaction {} differ", header.sequence.get()));
             }
-            transaction.apply(&mut self.map);
+            self.apply(transaction);
             self.sequence = header.sequence.get();
             expected = Some(self.sequence + 1);
             self.position += u64::from(header.bytes.get()).div_ceil(BLOCK_BYTES as u64);
@@ -337,11 +337,36 @@ impl Catalog {
             .map(|(key, value)| (key.as_str(), value.as_slice()))
     }
 
-    /// Makes `transaction` true and durable. After an error the catalog takes no more changes until it is opened
+    /// Bytes of a half.
+    fn room(&self) -> usize {
+        self.geometry.catalog_blocks as usize * BLOCK_BYTES
+    }
+
+    /// Bytes of the whole map after `transaction`, which names no key twice.
+    fn bytes_after(&self, transaction: &Transaction) -> usize {
+        transaction.changes.iter().fold(self.bytes, |bytes, (key, value)| {
+            let old = self.map.get(key).map_or(0, |value| entry_bytes(key, value));
+            bytes.saturating_sub(old) + value.as_ref().map_or(0, |value| entry_bytes(key, value))
+        })
+    }
+
+    /// Whether there is room for something new. Some is kept for what must always be possible: to delete, to open the
+    /// pool, to deal out regions.
+    pub fn admit(&self, transaction: &Transaction) -> Result<(), CatalogError> {
+        let (bytes, room) = (self.bytes_after(transaction), self.room() / 8 * 5);
+        if bytes <= room { Ok(()) } else { Err(CatalogError::Full { bytes, room }) }
+    }
+
+    /// Makes `transaction` true and durable. After an I/O error the catalog takes no more changes until it is opened
     /// again: what is on the devices is then either the state before or the state after.
     pub async fn commit(&mut self, transaction: Transaction) -> Result<(), CatalogError> {
         if self.failed {
             return Err(CatalogError::Io(IoError::Gone));
+        }
+        // A quarter is kept free so that a switch of halves always makes room for more changes.
+        let (bytes, room) = (self.bytes_after(&transaction), self.room() / 4 * 3);
+        if bytes > room && bytes > self.bytes {
+            return Err(CatalogError::Full { bytes, room });
         }
         self.failed = true;
         self.append(transaction).await?;
@@ -353,7 +378,7 @@ impl Catalog {
         let bytes = transaction.encode(self.pool, self.generation, self.sequence + 1, KIND_CHANGE);
         let blocks = (bytes.len() / BLOCK_BYTES) as u64;
         if self.position + blocks > u64::from(self.geometry.catalog_blocks) {
-            transaction.apply(&mut self.map);
+            self.apply(transaction);
             return self.switch_half(1 - self.half).await;
         }
         let mut buf = DmaBuf::uninit(bytes.len());
@@ -361,8 +386,19 @@ impl Catalog {
         self.write(self.half, self.position, &buf).await?;
         self.position += blocks;
         self.sequence += 1;
-        transaction.apply(&mut self.map);
+        self.apply(transaction);
         Ok(())
+    }
+
+    fn apply(&mut self, transaction: Transaction) {
+        for (key, value) in transaction.changes {
+            self.bytes += value.as_ref().map_or(0, |value| entry_bytes(&key, value));
+            let old = match value {
+                Some(value) => self.map.insert(key.clone(), value),
+                None => self.map.remove(&key),
+            };
+            self.bytes -= old.map_or(0, |old| entry_bytes(&key, &old));
+        }
     }
 
     /// Writes the whole map as the first transaction of `half`.
@@ -371,10 +407,8 @@ impl Catalog {
             changes: self.map.iter().map(|(key, value)| (key.clone(), Some(value.clone()))).collect(),
         };
         let bytes = whole.encode(self.pool, self.generation + 1, self.sequence + 1, KIND_SNAPSHOT);
-        let room = self.geometry.catalog_blocks as usize * BLOCK_BYTES;
-        // A quarter is kept free so that a switch always makes room for more changes.
-        if bytes.len() > room / 4 * 3 {
-            return Err(CatalogError::Full { bytes: bytes.len(), room: room / 4 * 3 });
+        if bytes.len() > self.room() {
+            return Err(CatalogError::Full { bytes: bytes.len(), room: self.room() });
         }
         let mut buf = DmaBuf::uninit(bytes.len());
         buf.copy_from_slice(&bytes);
@@ -418,4 +452,8 @@ impl Catalog {
         };
         blocks(0).chain(blocks(1)).collect()
     }
+}
+
+fn entry_bytes(key: &str, value: &[u8]) -> usize {
+    ENTRY_BYTES + key.len() + value.len()
 }

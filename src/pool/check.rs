@@ -16,7 +16,7 @@ use crate::memory::DmaBuf;
 impl Home {
     /// What is wrong; nothing when all is well. Writes wait meanwhile.
     pub async fn verify(&self) -> Result<Vec<String>, PoolError> {
-        let volumes: Vec<_> = self.records.borrow().volumes.keys().copied().collect();
+        let volumes: Vec<_> = self.records.borrow().volumes().map(|(id, _)| id).collect();
         let mut wrong = Vec::new();
         let checked = self
             .owners

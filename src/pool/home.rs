@@ -33,7 +33,7 @@ use super::label::Geometry;
 use super::local::Owners;
 use super::node::NodeId;
 use super::pointer::{BLOCK_BYTES, CHUNK_BYTES, FANOUT, LEAVES_MAX};
-use super::records::{Entity, NodeRecord, Records, VolumeRecord};
+use super::records::{Changes, Entity, NodeRecord, Records, VolumeRecord};
 use super::tree::VolumeId;
 use super::volume::{Shared, Volume};
 use crate::device::IoError;
@@ -69,7 +69,7 @@ impl Home {
         records: Records,
         catalog: Catalog,
     ) -> Home {
-        let usage = records.volumes.keys().map(|id| (*id, Arc::default())).collect();
+        let usage = records.volumes().map(|(id, _)| (id, Arc::default())).collect();
         Home {
             uuid,
             devices,
@@ -87,11 +87,32 @@ impl Home {
         }
     }
 
-    /// Makes a transaction durable. One that fails leaves the pool without a catalog until it is imported again.
-    pub(super) async fn commit(&self, transaction: Transaction) -> Result<(), PoolError> {
+    /// Makes changes durable, then visible.
+    pub(super) async fn commit(&self, changes: Changes) -> Result<(), PoolError> {
+        let transaction = changes.transaction(&self.records.borrow().pool);
+        self.commit_transaction(transaction).await?;
+        self.records.borrow_mut().apply(changes);
+        Ok(())
+    }
+
+    /// As [`commit`](Home::commit), if the catalog has room for something new.
+    async fn commit_new(&self, changes: Changes) -> Result<(), PoolError> {
+        self.admit(&changes).await?;
+        self.commit(changes).await
+    }
+
+    async fn admit(&self, changes: &Changes) -> Result<(), PoolError> {
         let _lock = self.catalog_lock.acquire(1).await;
-        let gone = || PoolError::from(IoError::Gone);
-        let mut catalog = self.catalog.borrow_mut().take().ok_or_else(gone)?;
+        let transaction = changes.transaction(&self.records.borrow().pool);
+        let catalog = self.catalog.borrow();
+        Ok(catalog.as_ref().ok_or(IoError::Gone)?.admit(&transaction)?)
+    }
+
+    /// Makes a transaction durable. One that fails on a device leaves the pool without a catalog until it is imported
+    /// again.
+    pub(super) async fn commit_transaction(&self, transaction: Transaction) -> Result<(), PoolError> {
+        let _lock = self.catalog_lock.acquire(1).await;
+        let mut catalog = self.catalog.borrow_mut().take().ok_or(IoError::Gone)?;
         let done = catalog.commit(transaction).await;
         *self.catalog.borrow_mut() = Some(catalog);
         Ok(done?)
@@ -155,7 +176,7 @@ impl Home {
         match entity {
             Entity::Snapshot(node) => node,
             Entity::Volume(volume) => {
-                NodeId(self.records.borrow().volumes.get(&volume).map_or(0, |volume| volume.head))
+                NodeId(self.records.borrow().volume(volume).map_or(0, |volume| volume.head))
             }
         }
     }
@@ -213,8 +234,8 @@ impl Home {
         self.check_name(name)?;
         let volume = {
             let records = self.records.borrow();
-            let node = &records.nodes[&parent];
-            let origin = records.volumes.get(&VolumeId(node.volume));
+            let node = records.node(parent).ok_or(IoError::Gone)?;
+            let origin = records.volume(VolumeId(node.volume));
             VolumeRecord {
                 uuid: Uuid::new_v4(),
                 name: name.to_owned(),
@@ -231,20 +252,17 @@ impl Home {
     }
 
     async fn add_volume(&self, mut volume: VolumeRecord, parent: Option<NodeId>) -> Result<(), PoolError> {
-        let (transaction, id, head, lineage) = {
+        let (id, head) = {
             let mut records = self.records.borrow_mut();
-            let id = VolumeId(records.pool.next_volume);
-            records.pool.next_volume += 1;
-            let head = records.new_head(parent, &volume, id);
-            volume.head = head.0;
-            records.volumes.insert(id, volume);
-            let mut transaction = Transaction::new();
-            records.put_pool(&mut transaction);
-            records.put_volume(&mut transaction, id);
-            records.put_node(&mut transaction, head);
-            (transaction, id, head, records.nodes[&head].lineage())
+            (records.next_volume(), records.next_node())
         };
-        self.commit(transaction).await?;
+        volume.head = head.0;
+        let node = NodeRecord::head(parent, &volume, id);
+        let lineage = node.lineage();
+        let mut changes = Changes::default();
+        changes.volume(id, Some(volume));
+        changes.node(head, Some(node));
+        self.commit_new(changes).await?;
         let usage = Arc::new(AtomicU64::new(0));
         self.usage.borrow_mut().insert(id, Arc::clone(&usage));
         self.owners
@@ -295,9 +313,9 @@ impl Home {
         self.succeed(vec![(id, keep.clone(), Some(target))]).await?;
         let (size, handles) = {
             let records = self.records.borrow();
-            (records.nodes[&target].size, self.handle_of(Source::Volume(id)))
+            (records.node(target).map(|node| node.size), self.handle_of(Source::Volume(id)))
         };
-        if let Some(shared) = handles {
+        if let (Some(size), Some(shared)) = (size, handles) {
             shared.size.store(size, Ordering::Relaxed);
         }
         drop(lock);
@@ -308,41 +326,41 @@ impl Home {
     /// the old head lives on (`None`: it is deleted), and the node that the new head grows from (`None`: the old one).
     async fn succeed(
         &self,
-        changes: Vec<(VolumeId, Option<String>, Option<NodeId>)>,
+        successions: Vec<(VolumeId, Option<String>, Option<NodeId>)>,
     ) -> Result<(), PoolError> {
-        let volumes: Vec<VolumeId> = changes.iter().map(|(volume, ..)| *volume).collect();
-        let (mut seals, mut lineages, mut transaction) = (Vec::new(), Vec::new(), Transaction::new());
+        let volumes: Vec<VolumeId> = successions.iter().map(|(volume, ..)| *volume).collect();
+        let (mut seals, mut lineages, mut changes) = (Vec::new(), Vec::new(), Changes::default());
         let epoch = {
             let mut records = self.records.borrow_mut();
             let sealed = records.pool.epoch;
             records.pool.epoch += 1;
-            for (id, name, parent) in changes {
-                let mut volume = records.volumes[&id].clone();
+            for (id, name, parent) in successions {
+                let mut volume = records.volume(id).ok_or(IoError::Gone)?.clone();
                 let old = NodeId(volume.head);
-                let node = records
-                    .nodes
-                    .get_mut(&old)
-                    .ok_or(PoolError::from(IoError::Internal("a volume has no head")))?;
-                node.sealed = Some(sealed);
-                node.deleting = name.is_none();
-                node.name = name;
-                node.created = unix_now();
-                node.uuid = Uuid::new_v4();
-                let parent = parent.unwrap_or(old);
-                volume.size = records.nodes[&parent].size;
-                let head = records.new_head(Some(parent), &volume, id);
+                let node = NodeRecord {
+                    sealed: Some(sealed),
+                    deleting: name.is_none(),
+                    name,
+                    created: unix_now(),
+                    uuid: Uuid::new_v4(),
+                    ..records.node(old).ok_or(IoError::Internal("a volume has no head"))?.clone()
+                };
+                volume.size = match parent {
+                    Some(parent) => records.node(parent).ok_or(IoError::Gone)?.size,
+                    None => node.size,
+                };
+                let head = records.next_node();
                 volume.head = head.0;
-                records.volumes.insert(id, volume);
-                for node in [old, head] {
-                    lineages.push((node, records.nodes[&node].lineage()));
-                    records.put_node(&mut transaction, node);
-                }
-                records.put_volume(&mut transaction, id);
+                let successor = NodeRecord::head(Some(parent.unwrap_or(old)), &volume, id);
+                lineages.extend([(old, node.lineage()), (head, successor.lineage())]);
+                changes.node(old, Some(node));
+                changes.node(head, Some(successor));
+                changes.volume(id, Some(volume));
                 seals.push((id, old, head));
             }
-            records.put_pool(&mut transaction);
             records.pool.epoch
         };
+        self.admit(&changes).await?;
         let owners = &self.owners;
         for result in owners.each(|shard| async move { shard.make_journal_room().await }).await? {
             result?;
@@ -367,7 +385,7 @@ impl Home {
         if !sealed.iter().all(|(durable, _)| *durable) {
             owners.flush().await?;
         }
-        self.commit(transaction).await?;
+        self.commit(changes).await?;
         owners.each(|shard| async move { shard.settle() }).await?;
         self.wake_reaper();
         Ok(())
@@ -386,22 +404,17 @@ impl Home {
             return Err(PoolError::busy(format!("'{name}' is in use: unexport it first")));
         }
         let node = self.node_of(entity);
-        let mut transaction = Transaction::new();
+        let mut changes = Changes::default();
         {
-            let mut records = self.records.borrow_mut();
+            let records = self.records.borrow();
             if let Entity::Volume(id) = entity {
-                records.volumes.remove(&id);
-                records.put_volume(&mut transaction, id);
+                changes.volume(id, None);
             }
-            let sealed = records.pool.epoch;
-            if let Some(record) = records.nodes.get_mut(&node) {
-                record.name = None;
-                record.deleting = true;
-                record.sealed.get_or_insert(sealed);
-            }
-            records.put_node(&mut transaction, node);
+            let record = records.node(node).ok_or(IoError::Gone)?.clone();
+            let sealed = record.sealed.or(Some(records.pool.epoch));
+            changes.node(node, Some(NodeRecord { name: None, deleting: true, sealed, ..record }));
         }
-        self.commit(transaction).await?;
+        self.commit(changes).await?;
         if let Entity::Volume(id) = entity {
             self.usage.borrow_mut().remove(&id);
             self.owners.each(move |shard| async move { shard.remove_volume(id) }).await?;
@@ -416,7 +429,7 @@ impl Home {
         self.check()?;
         let id = self.find_volume(name)?;
         let size = self.check_size(size)?;
-        let old = self.records.borrow().volumes[&id].size;
+        let old = self.records.borrow().volume(id).ok_or(IoError::Gone)?.size;
         if size < old && !allow_shrink {
             return Err(PoolError::invalid(format!(
                 "'{name}' has {old} bytes; shrinking it to {size} would lose its end (allow it explicitly)"
@@ -431,21 +444,16 @@ impl Home {
             cleared?;
             self.owners.flush().await?;
         }
-        let transaction = {
-            let mut records = self.records.borrow_mut();
-            let mut transaction = Transaction::new();
-            if let Some(volume) = records.volumes.get_mut(&id) {
-                volume.size = size;
-                let head = NodeId(volume.head);
-                if let Some(node) = records.nodes.get_mut(&head) {
-                    node.size = size;
-                }
-                records.put_volume(&mut transaction, id);
-                records.put_node(&mut transaction, head);
-            }
-            transaction
-        };
-        self.commit(transaction).await?;
+        let mut changes = Changes::default();
+        {
+            let records = self.records.borrow();
+            let volume = VolumeRecord { size, ..records.volume(id).ok_or(IoError::Gone)?.clone() };
+            let head = NodeId(volume.head);
+            let node = NodeRecord { size, ..records.node(head).ok_or(IoError::Gone)?.clone() };
+            changes.volume(id, Some(volume));
+            changes.node(head, Some(node));
+        }
+        self.commit(changes).await?;
         if size < old {
             volume.deallocate(size, old - size).await?;
         }
@@ -460,27 +468,23 @@ impl Home {
         self.check()?;
         let entity = self.find(name)?;
         self.check_name(new)?;
-        let mut transaction = Transaction::new();
+        let mut changes = Changes::default();
         let source = {
-            let mut records = self.records.borrow_mut();
+            let records = self.records.borrow();
             match entity {
                 Entity::Volume(id) => {
-                    if let Some(volume) = records.volumes.get_mut(&id) {
-                        volume.name = new.to_owned();
-                    }
-                    records.put_volume(&mut transaction, id);
+                    let volume = records.volume(id).ok_or(IoError::Gone)?.clone();
+                    changes.volume(id, Some(VolumeRecord { name: new.to_owned(), ..volume }));
                     Source::Volume(id)
                 }
                 Entity::Snapshot(id) => {
-                    if let Some(node) = records.nodes.get_mut(&id) {
-                        node.name = Some(new.to_owned());
-                    }
-                    records.put_node(&mut transaction, id);
+                    let node = records.node(id).ok_or(IoError::Gone)?.clone();
+                    changes.node(id, Some(NodeRecord { name: Some(new.to_owned()), ..node }));
                     Source::Node(id)
                 }
             }
         };
-        self.commit(transaction).await?;
+        self.commit_new(changes).await?;
         if let Some(shared) = self.handle_of(source)
             && let Ok(mut name) = shared.name.write()
         {
@@ -555,7 +559,7 @@ impl Home {
         let gone = || PoolError::from(IoError::Gone);
         let shared = match entity {
             Entity::Volume(id) => {
-                let volume = records.volumes.get(&id).ok_or_else(gone)?;
+                let volume = records.volume(id).ok_or_else(gone)?;
                 Shared {
                     owners: Arc::clone(&self.owners),
                     source,
@@ -569,7 +573,7 @@ impl Home {
                 }
             }
             Entity::Snapshot(node) => {
-                let record = records.nodes.get(&node).ok_or_else(gone)?;
+                let record = records.node(node).ok_or_else(gone)?;
                 Shared {
                     owners: Arc::clone(&self.owners),
                     source,
@@ -593,25 +597,20 @@ impl Home {
     /// Keeps a value for upper rooms, durable when this returns; `None` removes it.
     pub async fn config_put(&self, key: &str, value: Option<serde_json::Value>) -> Result<(), PoolError> {
         self.check()?;
-        let mut transaction = Transaction::new();
-        {
-            let mut records = self.records.borrow_mut();
-            match value {
-                Some(value) => records.config.insert(key.to_owned(), value),
-                None => records.config.remove(key),
-            };
-            records.put_config(&mut transaction, key);
+        let mut changes = Changes::default();
+        let adds = value.is_some();
+        changes.config(key, value);
+        match adds {
+            true => self.commit_new(changes).await,
+            false => self.commit(changes).await,
         }
-        self.commit(transaction).await
     }
 }
 
-impl Records {
-    /// Adds a head node for a volume.
-    fn new_head(&mut self, parent: Option<NodeId>, volume: &VolumeRecord, id: VolumeId) -> NodeId {
-        let node = NodeId(self.pool.next_node);
-        self.pool.next_node += 1;
-        let record = NodeRecord {
+impl NodeRecord {
+    /// A head for a volume.
+    fn head(parent: Option<NodeId>, volume: &VolumeRecord, id: VolumeId) -> NodeRecord {
+        NodeRecord {
             uuid: Uuid::new_v4(),
             name: None,
             parent: parent.map(|parent| parent.0),
@@ -621,9 +620,7 @@ impl Records {
             volume: id.0,
             created: unix_now(),
             deleting: false,
-        };
-        self.nodes.insert(node, record);
-        node
+        }
     }
 }
 

@@ -167,23 +167,23 @@ impl Home {
     fn entity_info(&self, entity: Entity, accounts: &HashMap<NodeId, (u64, u64)>) -> Option<NodeInfo> {
         let records = self.records.borrow();
         let id = match entity {
-            Entity::Volume(volume) => NodeId(records.volumes.get(&volume)?.head),
+            Entity::Volume(volume) => NodeId(records.volume(volume)?.head),
             Entity::Snapshot(node) => node,
         };
-        let node = records.nodes.get(&id)?;
+        let node = records.node(id)?;
         // A node that is being deleted is nobody's parent in what people see.
         let mut parent = node.parent;
-        while let Some(above) = parent.and_then(|parent| records.nodes.get(&NodeId(parent)))
+        while let Some(above) = parent.and_then(|parent| records.node(NodeId(parent)))
             && above.deleting
         {
             parent = above.parent;
         }
-        let parent = parent.and_then(|parent| records.nodes.get(&NodeId(parent))?.name.clone());
+        let parent = parent.and_then(|parent| records.node(NodeId(parent))?.name.clone());
         let mut children = Vec::new();
-        let mut below = records.children(id);
+        let mut below: Vec<NodeId> = records.children(id).collect();
         while let Some(child) = below.pop() {
-            let record = records.nodes.get(&child)?;
-            let head = records.volumes.values().find(|volume| volume.head == child.0);
+            let record = records.node(child)?;
+            let head = records.volume_of_head(child);
             match (&record.name, head) {
                 (Some(name), _) => children.push(name.clone()),
                 (None, Some(volume)) => children.push(volume.name.clone()),
@@ -198,7 +198,7 @@ impl Home {
             uuid: node.uuid,
             parent,
             children,
-            volume: records.volumes.get(&VolumeId(node.volume)).map(|volume| volume.name.clone()),
+            volume: records.volume(VolumeId(node.volume)).map(|volume| volume.name.clone()),
             size: node.size,
             referenced: referenced * BLOCK,
             written: written * BLOCK,
@@ -209,7 +209,7 @@ impl Home {
             created: node.created,
         };
         let Entity::Volume(volume) = entity else { return Some(info) };
-        let volume = records.volumes.get(&volume)?;
+        let volume = records.volume(volume)?;
         Some(NodeInfo {
             name: volume.name.clone(),
             kind: NodeKind::Volume,
@@ -228,9 +228,9 @@ impl Home {
         let accounts = self.accounts().await?;
         let entities: Vec<Entity> = {
             let records = self.records.borrow();
-            let snapshots = records.nodes.iter().filter(|(_, node)| node.name.is_some());
-            let volumes = records.volumes.keys().map(|id| Entity::Volume(*id));
-            volumes.chain(snapshots.map(|(id, _)| Entity::Snapshot(*id))).collect()
+            let snapshots = records.nodes().filter(|(_, node)| node.name.is_some());
+            let volumes = records.volumes().map(|(id, _)| Entity::Volume(id));
+            volumes.chain(snapshots.map(|(id, _)| Entity::Snapshot(id))).collect()
         };
         Ok(entities.into_iter().filter_map(|entity| self.entity_info(entity, &accounts)).collect())
     }
@@ -302,9 +302,9 @@ impl Home {
             pending_free: sum(&|shard| shard.data[1] + 2 * shard.metadata[1]),
             free: records.regions.free_count() * region_bytes + sum(&|shard| shard.data[2]),
             epoch: records.pool.epoch,
-            volumes: records.volumes.len(),
-            snapshots: records.nodes.values().filter(|node| node.name.is_some()).count(),
-            deleting: records.nodes.values().filter(|node| node.deleting).count(),
+            volumes: records.volumes().count(),
+            snapshots: records.nodes().filter(|(_, node)| node.name.is_some()).count(),
+            deleting: records.nodes().filter(|(_, node)| node.deleting).count(),
             health: if damage.is_empty() { "ok" } else { "degraded" },
             damage,
         })

@@ -117,7 +117,8 @@ impl Geometry {
         let pow2 = |bytes: u64, low: u64, high: u64| bytes.max(1).next_power_of_two().clamp(low, high);
         let region = region_bytes.unwrap_or_else(|| pow2(total / 1024, MIB, 64 * MIB));
         let journal = pow2(total / 16384, MIB / 8, 8 * MIB);
-        let catalog = pow2(total / 8192, MIB / 2, 16 * MIB);
+        // At least four times what the table of regions takes.
+        let catalog = pow2((total / 4096).min(32 * MIB).max(total / region * 32), MIB / 2, 256 * MIB);
         Geometry {
             shards,
             region_blocks: (region / BLOCK_BYTES as u64) as u32,

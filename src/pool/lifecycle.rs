@@ -13,14 +13,14 @@ use std::sync::atomic::Ordering;
 
 use uuid::Uuid;
 
-use super::catalog::{Catalog, Map, Transaction};
+use super::catalog::{Catalog, Map};
 use super::error::{PoolError, PoolErrorKind};
 use super::home::{Home, unix_now};
 use super::label::{DEVICE_BYTES_MIN, Geometry, Label, LabelError, SHARDS_MAX, VDEVS_MAX};
 use super::local::{self, Owners};
 use super::node::{Lineage, NodeId};
 use super::pointer::BLOCK_BYTES;
-use super::records::{PoolRecord, Records};
+use super::records::{Changes, Records};
 use super::recover::{Known, Place};
 use super::shard::{Answer, Regions, Shard};
 use super::space::{Ask, RegionId, RegionKind, Use};
@@ -239,20 +239,13 @@ pub(super) async fn create(
         }
     }
     let identities: Vec<Uuid> = owners.devices.iter().map(|_| Uuid::new_v4()).collect();
-    let pool = PoolRecord { name: name.clone(), epoch: 1, next_node: 1, next_volume: 1 };
-    let mut transaction = Transaction::new();
-    let mut records = Records {
-        pool,
-        volumes: Default::default(),
-        nodes: Default::default(),
-        config: Default::default(),
-        regions: super::records::Regions::new(geometry, owners.devices.len()),
-    };
-    records.put_pool(&mut transaction);
+    let mut records = Records::new(geometry, owners.devices.len());
+    records.pool.name.clone_from(&name);
     for shard in 0..geometry.shards {
         records.regions.grant(shard, Use::Metadata, Ask::Needed);
         records.regions.grant(shard, Use::Data, Ask::Needed);
     }
+    let mut transaction = Changes::default().transaction(&records.pool);
     records.regions.put(&mut transaction);
     // An old label must not lead to the new pool's half-made parts.
     for device in &owners.devices {
@@ -300,9 +293,8 @@ pub(super) async fn open(
     let opened = Catalog::open(label.pool, &owners.devices, geometry).await?;
     damage.extend(opened.damage);
     let mut records = Records::read(&opened.catalog, geometry, owners.devices.len())?;
-    let nodes: Vec<(NodeId, Lineage)> =
-        records.nodes.iter().map(|(id, node)| (*id, node.lineage())).collect();
-    let usage: HashMap<_, _> = records.volumes.keys().map(|id| (*id, Arc::default())).collect();
+    let nodes: Vec<(NodeId, Lineage)> = records.nodes().map(|(id, node)| (id, node.lineage())).collect();
+    let usage: HashMap<_, _> = records.volumes().map(|(id, _)| (id, Arc::default())).collect();
     let mut epoch = records.pool.epoch;
     let mut opening = Vec::new();
     for shard in 0..geometry.shards {
@@ -310,9 +302,8 @@ pub(super) async fn open(
             regions: records.regions.of(shard),
             nodes: nodes.clone(),
             volumes: records
-                .volumes
-                .iter()
-                .map(|(id, volume)| (*id, NodeId(volume.head), Arc::clone(&usage[id])))
+                .volumes()
+                .map(|(id, volume)| (id, NodeId(volume.head), Arc::clone(&usage[&id])))
                 .collect(),
         };
         let (uuid, owners, home) = (label.pool, Arc::clone(&owners), reactor.clone());
@@ -330,11 +321,9 @@ pub(super) async fn open(
     // Whatever was written before lies before the epoch that starts now.
     records.pool.epoch = epoch + 1;
     let (epoch, key, name) = (records.pool.epoch, owners.key, records.pool.name.clone());
-    let mut transaction = Transaction::new();
-    records.put_pool(&mut transaction);
     let home =
         Home::new(label.pool, label.devices.clone(), geometry, Arc::clone(&owners), records, opened.catalog);
-    home.commit(transaction).await?;
+    home.commit(Changes::default()).await?;
     home.damage.borrow_mut().extend(damage.iter().cloned());
     for text in damage {
         tracing::warn!(pool = %name, "{text}");
@@ -342,7 +331,7 @@ pub(super) async fn open(
     if !home.damage.borrow().is_empty() {
         write_labels(&owners.devices, &label).await?;
     }
-    let volumes: Vec<_> = home.records.borrow().volumes.iter().map(|(id, v)| (*id, NodeId(v.head))).collect();
+    let volumes: Vec<_> = home.records.borrow().volumes().map(|(id, v)| (id, NodeId(v.head))).collect();
     let usages: Vec<_> = volumes.iter().map(|(id, _)| Arc::clone(&usage[id])).collect();
     home.usage.borrow_mut().extend(usage);
     owners

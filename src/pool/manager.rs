@@ -362,7 +362,7 @@ impl Pool {
         let prefix = prefix.to_owned();
         self.run(|home| async move {
             let records = home.records.borrow();
-            let wanted = records.config.iter().filter(|(key, _)| key.starts_with(&prefix));
+            let wanted = records.config().iter().filter(|(key, _)| key.starts_with(&prefix));
             Ok(wanted.map(|(key, value)| (key.clone(), value.clone())).collect())
         })
         .await

@@ -34,6 +34,7 @@ mod node;
 mod pointer;
 mod records;
 mod recover;
+mod regions;
 mod root;
 mod shard;
 mod space;

@@ -1,25 +1,29 @@
-//! What the catalog holds, typed: the pool, its volumes, its nodes, who owns which region, and what upper rooms keep
-//! in it. Values are JSON so that they can be read in ten years; the region table is packed, eight bytes a region.
+//! What the catalog holds, typed: the pool, its volumes, its nodes, who owns which [region](super::regions), and what
+//! upper rooms keep in it. Values are JSON so that they can be read in ten years.
 //!
 //! | key | value |
 //! |---|---|
 //! | `pool` | [`PoolRecord`] |
 //! | `volume/<id>` | [`VolumeRecord`] |
 //! | `node/<id>` | [`NodeRecord`] |
-//! | `region/<vdev>/<page>` | 256 regions: owner u16 (0 = nobody, else shard + 1), kind u8, 0, twin u32 |
+//! | `region/<vdev>/<page>` | 256 regions |
 //! | `config/…` | whatever upper rooms keep |
+//!
+//! A change is made in the catalog first and in memory once it is durable, by [`Changes`]: nobody ever sees what a crash
+//! could take back.
 #![forbid(unsafe_code)]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::catalog::{Catalog, Transaction};
 use super::label::Geometry;
 use super::node::{Lineage, NodeId};
 use super::pointer::Epoch;
-use super::space::{Ask, RegionId, RegionKind, Use};
+use super::regions::Regions;
 use super::tree::VolumeId;
 
 /// The pool itself.
@@ -94,18 +98,61 @@ pub enum Entity {
     Snapshot(NodeId),
 }
 
-/// All of it, in memory.
+/// All of it, in memory, as the catalog has it.
 pub struct Records {
-    /// The pool.
+    /// The pool. Its numbers only grow, and may be ahead of the catalog's.
     pub pool: PoolRecord,
-    /// Volumes.
-    pub volumes: BTreeMap<VolumeId, VolumeRecord>,
-    /// Nodes.
-    pub nodes: BTreeMap<NodeId, NodeRecord>,
-    /// What upper rooms keep, without the `config/` in front.
-    pub config: BTreeMap<String, serde_json::Value>,
     /// Regions.
     pub regions: Regions,
+    volumes: BTreeMap<VolumeId, VolumeRecord>,
+    nodes: BTreeMap<NodeId, NodeRecord>,
+    /// What upper rooms keep, without the `config/` in front.
+    config: BTreeMap<String, Value>,
+    by_name: HashMap<String, Entity>,
+    by_uuid: HashMap<Uuid, Entity>,
+    heads: HashMap<NodeId, VolumeId>,
+    children: HashMap<NodeId, BTreeSet<NodeId>>,
+}
+
+/// Changes that become true together. `None` = the record goes.
+#[derive(Debug, Clone, Default)]
+pub struct Changes {
+    volumes: BTreeMap<VolumeId, Option<VolumeRecord>>,
+    nodes: BTreeMap<NodeId, Option<NodeRecord>>,
+    config: BTreeMap<String, Option<Value>>,
+}
+
+impl Changes {
+    /// Sets or removes a volume.
+    pub fn volume(&mut self, id: VolumeId, record: Option<VolumeRecord>) {
+        self.volumes.insert(id, record);
+    }
+
+    /// Sets or removes a node.
+    pub fn node(&mut self, id: NodeId, record: Option<NodeRecord>) {
+        self.nodes.insert(id, record);
+    }
+
+    /// Sets or removes an entry of upper rooms.
+    pub fn config(&mut self, key: &str, value: Option<Value>) {
+        self.config.insert(key.to_owned(), value);
+    }
+
+    /// The changes as the catalog takes them, with the pool's numbers as they are now.
+    pub fn transaction(&self, pool: &PoolRecord) -> Transaction {
+        let mut transaction = Transaction::new();
+        transaction.put("pool", json(pool));
+        for (id, record) in &self.volumes {
+            transaction.set(format!("volume/{:08x}", id.0), record.as_ref().map(json));
+        }
+        for (id, record) in &self.nodes {
+            transaction.set(format!("node/{:08x}", id.0), record.as_ref().map(json));
+        }
+        for (key, value) in &self.config {
+            transaction.set(format!("config/{key}"), value.as_ref().map(json));
+        }
+        transaction
+    }
 }
 
 /// A catalog entry that cannot be understood.
@@ -123,6 +170,21 @@ fn json<T: Serialize>(value: &T) -> Vec<u8> {
 }
 
 impl Records {
+    /// Of a pool without volumes.
+    pub fn new(geometry: Geometry, vdevs: usize) -> Records {
+        Records {
+            pool: PoolRecord { name: String::new(), epoch: 1, next_node: 1, next_volume: 1 },
+            regions: Regions::new(geometry, vdevs),
+            volumes: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            config: BTreeMap::new(),
+            by_name: HashMap::new(),
+            by_uuid: HashMap::new(),
+            heads: HashMap::new(),
+            children: HashMap::new(),
+        }
+    }
+
     /// Reads everything out of a catalog.
     pub fn read(catalog: &Catalog, geometry: Geometry, vdevs: usize) -> Result<Records, RecordError> {
         fn parse<'a, T: Deserialize<'a>>(key: &str, value: &'a [u8]) -> Result<T, RecordError> {
@@ -136,20 +198,19 @@ impl Records {
         let missing = || RecordError { key: "pool".into(), why: "it is missing".into() };
         let mut records = Records {
             pool: parse("pool", catalog.get("pool").ok_or_else(missing)?)?,
-            volumes: BTreeMap::new(),
-            nodes: BTreeMap::new(),
-            config: BTreeMap::new(),
-            regions: Regions::new(geometry, vdevs),
+            ..Records::new(geometry, vdevs)
         };
+        let mut all = Changes::default();
         for (key, value) in catalog.scan("volume/") {
-            records.volumes.insert(VolumeId(id(key)?), parse(key, value)?);
+            all.volume(VolumeId(id(key)?), Some(parse(key, value)?));
         }
         for (key, value) in catalog.scan("node/") {
-            records.nodes.insert(NodeId(id(key)?), parse(key, value)?);
+            all.node(NodeId(id(key)?), Some(parse(key, value)?));
         }
         for (key, value) in catalog.scan("config/") {
-            records.config.insert(key["config/".len()..].to_owned(), parse(key, value)?);
+            all.config(&key["config/".len()..], Some(parse(key, value)?));
         }
+        records.apply(all);
         for (key, value) in catalog.scan("region/") {
             let why = |why: &str| RecordError { key: key.to_owned(), why: why.to_owned() };
             records.regions.load(key, value).map_err(why)?;
@@ -157,321 +218,112 @@ impl Records {
         Ok(records)
     }
 
+    /// Makes changes that are durable now visible.
+    pub fn apply(&mut self, changes: Changes) {
+        for (id, record) in changes.volumes {
+            if let Some(old) = self.volumes.remove(&id) {
+                self.by_name.remove(&old.name);
+                self.by_uuid.remove(&old.uuid);
+                self.heads.remove(&NodeId(old.head));
+            }
+            if let Some(record) = record {
+                self.by_name.insert(record.name.clone(), Entity::Volume(id));
+                self.by_uuid.insert(record.uuid, Entity::Volume(id));
+                self.heads.insert(NodeId(record.head), id);
+                self.volumes.insert(id, record);
+            }
+        }
+        for (id, record) in changes.nodes {
+            if let Some(old) = self.nodes.remove(&id) {
+                if let Some(name) = &old.name {
+                    self.by_name.remove(name);
+                    self.by_uuid.remove(&old.uuid);
+                }
+                if let Some(parent) = old.parent
+                    && let Some(siblings) = self.children.get_mut(&NodeId(parent))
+                {
+                    siblings.remove(&id);
+                    if siblings.is_empty() {
+                        self.children.remove(&NodeId(parent));
+                    }
+                }
+            }
+            if let Some(record) = record {
+                if let Some(name) = &record.name {
+                    self.by_name.insert(name.clone(), Entity::Snapshot(id));
+                    self.by_uuid.insert(record.uuid, Entity::Snapshot(id));
+                }
+                if let Some(parent) = record.parent {
+                    self.children.entry(NodeId(parent)).or_default().insert(id);
+                }
+                self.nodes.insert(id, record);
+            }
+        }
+        for (key, value) in changes.config {
+            match value {
+                Some(value) => self.config.insert(key, value),
+                None => self.config.remove(&key),
+            };
+        }
+    }
+
     /// The entity with this name.
     pub fn named(&self, name: &str) -> Option<Entity> {
-        if let Some((id, _)) = self.volumes.iter().find(|(_, volume)| volume.name == name) {
-            return Some(Entity::Volume(*id));
-        }
-        let found = self.nodes.iter().find(|(_, node)| node.name.as_deref() == Some(name));
-        found.map(|(id, _)| Entity::Snapshot(*id))
+        self.by_name.get(name).copied()
     }
 
     /// The entity with this UUID.
     pub fn with_uuid(&self, uuid: Uuid) -> Option<Entity> {
-        if let Some((id, _)) = self.volumes.iter().find(|(_, volume)| volume.uuid == uuid) {
-            return Some(Entity::Volume(*id));
-        }
-        let found = self.nodes.iter().find(|(_, node)| node.uuid == uuid && node.name.is_some());
-        found.map(|(id, _)| Entity::Snapshot(*id))
+        self.by_uuid.get(&uuid).copied()
+    }
+
+    /// A volume.
+    pub fn volume(&self, id: VolumeId) -> Option<&VolumeRecord> {
+        self.volumes.get(&id)
+    }
+
+    /// All volumes, in the order of their creation.
+    pub fn volumes(&self) -> impl Iterator<Item = (VolumeId, &VolumeRecord)> {
+        self.volumes.iter().map(|(id, record)| (*id, record))
+    }
+
+    /// A node.
+    pub fn node(&self, id: NodeId) -> Option<&NodeRecord> {
+        self.nodes.get(&id)
+    }
+
+    /// All nodes, in the order of their creation.
+    pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &NodeRecord)> {
+        self.nodes.iter().map(|(id, record)| (*id, record))
+    }
+
+    /// The volume whose head a node is.
+    pub fn volume_of_head(&self, node: NodeId) -> Option<&VolumeRecord> {
+        self.volumes.get(self.heads.get(&node)?)
     }
 
     /// The nodes whose parent is `node`.
-    pub fn children(&self, node: NodeId) -> Vec<NodeId> {
-        self.nodes.iter().filter(|(_, record)| record.parent == Some(node.0)).map(|(id, _)| *id).collect()
+    pub fn children(&self, node: NodeId) -> impl ExactSizeIterator<Item = NodeId> + '_ {
+        static NONE: BTreeSet<NodeId> = BTreeSet::new();
+        self.children.get(&node).unwrap_or(&NONE).iter().copied()
     }
 
-    /// Adds the pool's record to a transaction.
-    pub fn put_pool(&self, transaction: &mut Transaction) {
-        transaction.put("pool", json(&self.pool));
+    /// What upper rooms keep.
+    pub fn config(&self) -> &BTreeMap<String, Value> {
+        &self.config
     }
 
-    /// Adds a volume's record, or its removal, to a transaction.
-    pub fn put_volume(&self, transaction: &mut Transaction, id: VolumeId) {
-        let key = format!("volume/{:08x}", id.0);
-        match self.volumes.get(&id) {
-            Some(volume) => transaction.put(key, json(volume)),
-            None => transaction.delete(key),
-        };
+    /// A number for a new node.
+    pub fn next_node(&mut self) -> NodeId {
+        let node = NodeId(self.pool.next_node);
+        self.pool.next_node += 1;
+        node
     }
 
-    /// Adds a node's record, or its removal, to a transaction.
-    pub fn put_node(&self, transaction: &mut Transaction, id: NodeId) {
-        let key = format!("node/{:08x}", id.0);
-        match self.nodes.get(&id) {
-            Some(node) => transaction.put(key, json(node)),
-            None => transaction.delete(key),
-        };
-    }
-
-    /// Adds an entry of upper rooms, or its removal, to a transaction.
-    pub fn put_config(&self, transaction: &mut Transaction, key: &str) {
-        let stored = format!("config/{key}");
-        match self.config.get(key) {
-            Some(value) => transaction.put(stored, json(value)),
-            None => transaction.delete(stored),
-        };
-    }
-}
-
-const REGIONS_PER_PAGE: usize = 256;
-const ENTRY_BYTES: usize = 8;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Owner {
-    Nobody,
-    Data(u16),
-    Metadata(u16, RegionId),
-    /// Second copies of another region.
-    Twin(u16, RegionId),
-}
-
-/// Which shard owns which region.
-pub struct Regions {
-    owners: Vec<Vec<Owner>>,
-    free: Vec<BTreeSet<u32>>,
-    dirty: BTreeSet<(usize, usize)>,
-    next_vdev: usize,
-    geometry: Geometry,
-}
-
-impl Regions {
-    /// All regions of `vdevs` devices, owned by nobody.
-    pub fn new(geometry: Geometry, vdevs: usize) -> Regions {
-        let count = geometry.regions();
-        Regions {
-            owners: vec![vec![Owner::Nobody; count as usize]; vdevs],
-            free: vec![(0..count).collect(); vdevs],
-            dirty: BTreeSet::new(),
-            next_vdev: 0,
-            geometry,
-        }
-    }
-
-    /// Regions of all devices.
-    pub fn total(&self) -> u64 {
-        self.owners.iter().map(|owners| owners.len() as u64).sum()
-    }
-
-    /// Regions that nobody owns.
-    pub fn free_count(&self) -> u64 {
-        self.free.iter().map(|free| free.len() as u64).sum()
-    }
-
-    /// Regions that only metadata may take.
-    fn reserve(&self) -> u64 {
-        (self.total() / 32).max(4)
-    }
-
-    /// The regions of one shard.
-    pub fn of(&self, shard: u16) -> Vec<(RegionId, RegionKind)> {
-        let mut out = Vec::new();
-        for (vdev, owners) in self.owners.iter().enumerate() {
-            for (index, owner) in owners.iter().enumerate() {
-                let id = RegionId::new(vdev as u8, index as u32);
-                match *owner {
-                    Owner::Data(owner) if owner == shard => out.push((id, RegionKind::Data)),
-                    Owner::Metadata(owner, twin) if owner == shard => {
-                        out.push((id, RegionKind::Metadata { twin }));
-                    }
-                    _ => {}
-                }
-            }
-        }
-        out
-    }
-
-    fn set(&mut self, id: RegionId, owner: Owner) {
-        let (vdev, index) = (usize::from(id.vdev()), id.index() as usize);
-        self.owners[vdev][index] = owner;
-        match owner {
-            Owner::Nobody => self.free[vdev].insert(id.index()),
-            _ => self.free[vdev].remove(&id.index()),
-        };
-        self.dirty.insert((vdev, index / REGIONS_PER_PAGE));
-    }
-
-    /// Takes regions for a shard: adjacent ones where possible, the devices in turn.
-    pub fn grant(&mut self, shard: u16, what: Use, ask: Ask) -> Vec<(RegionId, RegionKind)> {
-        if ask == Ask::Plenty && self.free_count() < self.total() / 8 {
-            return Vec::new();
-        }
-        match what {
-            Use::Data => self.grant_data(shard),
-            Use::Metadata => self.grant_metadata(shard).into_iter().collect(),
-        }
-    }
-
-    fn grant_data(&mut self, shard: u16) -> Vec<(RegionId, RegionKind)> {
-        let spare = self.free_count().saturating_sub(self.reserve());
-        // Up to 32 MiB at a time, and never more than a fair part of what is left.
-        let at_once = (32 << 20) / self.geometry.region_bytes();
-        let fair = spare / (4 * u64::from(self.geometry.shards)).max(1);
-        let count = at_once.min(fair).max(1).min(spare);
-        let mut granted = Vec::new();
-        for _ in 0..count {
-            let Some(id) = self.take_free(None) else { break };
-            self.set(id, Owner::Data(shard));
-            granted.push((id, RegionKind::Data));
-        }
-        granted
-    }
-
-    fn grant_metadata(&mut self, shard: u16) -> Option<(RegionId, RegionKind)> {
-        if self.free_count() < 2 {
-            return None;
-        }
-        let first = self.take_free(None)?;
-        self.set(first, Owner::Metadata(shard, first));
-        let Some(twin) = self.take_free(Some(first)) else {
-            self.set(first, Owner::Nobody);
-            return None;
-        };
-        self.set(first, Owner::Metadata(shard, twin));
-        self.set(twin, Owner::Twin(shard, first));
-        Some((first, RegionKind::Metadata { twin }))
-    }
-
-    /// A free region: the lowest of the next device that has one; or, as a twin, one far from `of`.
-    fn take_free(&mut self, of: Option<RegionId>) -> Option<RegionId> {
-        let vdevs = self.free.len();
-        match of {
-            None => {
-                for step in 0..vdevs {
-                    let vdev = (self.next_vdev + step) % vdevs;
-                    if let Some(index) = self.free[vdev].first() {
-                        self.next_vdev = (vdev + 1) % vdevs;
-                        return Some(RegionId::new(vdev as u8, *index));
-                    }
-                }
-                None
-            }
-            Some(first) => {
-                for step in 1..=vdevs {
-                    let vdev = (usize::from(first.vdev()) + step) % vdevs;
-                    let from = match vdev == usize::from(first.vdev()) {
-                        true => {
-                            (first.index() + self.geometry.regions() / 2) % self.geometry.regions().max(1)
-                        }
-                        false => 0,
-                    };
-                    let free = &self.free[vdev];
-                    if let Some(index) = free.range(from..).next().or_else(|| free.first()) {
-                        return Some(RegionId::new(vdev as u8, *index));
-                    }
-                }
-                None
-            }
-        }
-    }
-
-    /// Takes data regions back.
-    pub fn give_back(&mut self, shard: u16, regions: &[RegionId]) {
-        for id in regions {
-            let owner =
-                self.owners.get(usize::from(id.vdev())).and_then(|owners| owners.get(id.index() as usize));
-            if owner == Some(&Owner::Data(shard)) {
-                self.set(*id, Owner::Nobody);
-            }
-        }
-    }
-
-    /// Adds what changed since the last call to a transaction.
-    pub fn put(&mut self, transaction: &mut Transaction) {
-        for (vdev, page) in std::mem::take(&mut self.dirty) {
-            let first = page * REGIONS_PER_PAGE;
-            let mut value = Vec::with_capacity(REGIONS_PER_PAGE * ENTRY_BYTES);
-            for owner in self.owners[vdev].iter().skip(first).take(REGIONS_PER_PAGE) {
-                let (shard, kind, twin) = match owner {
-                    Owner::Nobody => (0, 0, 0),
-                    Owner::Data(shard) => (shard + 1, 1, 0),
-                    Owner::Metadata(shard, twin) => (shard + 1, 2, twin.0),
-                    Owner::Twin(shard, first) => (shard + 1, 3, first.0),
-                };
-                value.extend_from_slice(&u16::to_le_bytes(shard));
-                value.extend_from_slice(&[kind, 0]);
-                value.extend_from_slice(&u32::to_le_bytes(twin));
-            }
-            transaction.put(format!("region/{vdev:02x}/{page:06x}"), value);
-        }
-    }
-
-    fn load(&mut self, key: &str, value: &[u8]) -> Result<(), &'static str> {
-        let mut parts = key.split('/').skip(1).map(|hex| usize::from_str_radix(hex, 16));
-        let (Some(Ok(vdev)), Some(Ok(page))) = (parts.next(), parts.next()) else {
-            return Err("no page in the key");
-        };
-        for (i, entry) in value.chunks_exact(ENTRY_BYTES).enumerate() {
-            let index = page * REGIONS_PER_PAGE + i;
-            let known = self.owners.get(vdev).is_some_and(|owners| index < owners.len());
-            if !known {
-                return Err("a region outside of the devices");
-            }
-            let id = RegionId::new(vdev as u8, index as u32);
-            let shard = u16::from_le_bytes([entry[0], entry[1]]);
-            let other = RegionId(u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]));
-            if shard > self.geometry.shards {
-                return Err("a region of a shard that the pool does not have");
-            }
-            let inside = self
-                .owners
-                .get(usize::from(other.vdev()))
-                .is_some_and(|o| (other.index() as usize) < o.len());
-            let owner = match (shard, entry[2]) {
-                (0, 0) => Owner::Nobody,
-                (1.., 1) => Owner::Data(shard - 1),
-                (1.., 2) if inside => Owner::Metadata(shard - 1, other),
-                (1.., 3) if inside => Owner::Twin(shard - 1, other),
-                _ => return Err("a region of an unknown kind"),
-            };
-            if owner != Owner::Nobody {
-                self.set(id, owner);
-            }
-        }
-        self.dirty.clear();
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn metadata_twins_lie_far_apart_or_on_another_device() {
-        let geometry = Geometry::choose(64 << 20, 64 << 20, 2, None);
-        let mut one = Regions::new(geometry, 1);
-        let (first, RegionKind::Metadata { twin }) = one.grant(0, Use::Metadata, Ask::Needed)[0] else {
-            panic!()
-        };
-        assert!(twin.index().abs_diff(first.index()) >= geometry.regions() / 2);
-        let mut two = Regions::new(geometry, 2);
-        for _ in 0..3 {
-            let (first, RegionKind::Metadata { twin }) = two.grant(1, Use::Metadata, Ask::Needed)[0] else {
-                panic!()
-            };
-            assert_ne!(first.vdev(), twin.vdev());
-        }
-        assert_eq!(two.of(1).len(), 3);
-        assert_eq!(two.free_count(), two.total() - 6);
-    }
-
-    #[test]
-    fn data_leaves_a_reserve_that_metadata_may_take() {
-        let geometry = Geometry::choose(64 << 20, 64 << 20, 2, None);
-        let mut regions = Regions::new(geometry, 1);
-        let mut given = Vec::new();
-        loop {
-            let granted = regions.grant(0, Use::Data, Ask::Needed);
-            if granted.is_empty() {
-                break;
-            }
-            given.extend(granted.into_iter().map(|(id, _)| id));
-        }
-        assert!(regions.free_count() >= 4);
-        assert_eq!(regions.grant(1, Use::Metadata, Ask::Needed).len(), 1);
-        regions.give_back(1, &given);
-        assert_eq!(regions.of(0).len(), given.len(), "only the owner gives back");
-        regions.give_back(0, &given);
-        assert_eq!(regions.free_count(), regions.total() - 2);
+    /// A number for a new volume.
+    pub fn next_volume(&mut self) -> VolumeId {
+        let volume = VolumeId(self.pool.next_volume);
+        self.pool.next_volume += 1;
+        volume
     }
 }
