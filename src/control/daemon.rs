@@ -1,7 +1,7 @@
 //! The daemon: everything the methods work on, brought up from a configuration and taken down cleanly.
 //!
-//! The order at the start: reactors, devices, all pools, all recorded exports, the subsystems of the
-//! configuration, and only then the listeners, so that a host that connects finds everything that was there
+//! The order at the start: reactors, devices, all pools, all recorded exports, the subsystems of the configuration
+//! (which give way where a record already has what they ask for), and only then the listeners, so that a host that connects finds everything that was there
 //! before. The order at the end is the reverse.
 #![forbid(unsafe_code)]
 
@@ -14,10 +14,11 @@ use crate::device::OpenOptions;
 use crate::memory::{self, ArenaConfig};
 use crate::pool::{PoolManager, PoolOptions};
 use crate::reactor::{PollMode, ReactorConfig, ReactorError, Reactors};
-use crate::target::{SubsystemSpec, Target};
+use crate::target::{SubsystemSpec, Target, TargetError};
 use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::Instant;
+use tokio::sync::Mutex;
 use uuid::Uuid;
 
 /// Why a daemon did not start.
@@ -27,13 +28,19 @@ pub enum StartError {
     #[error("{0}")]
     Reactors(#[from] ReactorError),
     /// Something of the configuration file.
-    #[error("{what}: {}", error.message)]
+    #[error("{what}: {}{}", error.message, hint_of(error))]
     Entry {
         /// Which entry.
         what: String,
         /// Why it was refused.
         error: RpcError,
     },
+}
+
+/// What the operator can do next, in brackets.
+fn hint_of(error: &RpcError) -> String {
+    let hint = error.data.as_ref().and_then(|data| data["hint"].as_str());
+    hint.map(|hint| format!(" ({hint})")).unwrap_or_default()
 }
 
 /// The running appliance, seen from the control thread.
@@ -45,6 +52,8 @@ pub struct Daemon {
     /// Whether a client of SPDK's has "created" the transport, which it may do once.
     pub(super) transport_created: Cell<bool>,
     pub(super) pools: PoolManager,
+    /// Held while a pool is created, imported, exported or destroyed.
+    pub(super) pool_changes: Mutex<()>,
     pub(super) devices: Devices,
     pub(super) started: Instant,
     /// Dropped last, since everything above holds handles to it.
@@ -71,6 +80,7 @@ impl Daemon {
             exports: Exports::default(),
             transport_created: Cell::new(false),
             pools: PoolManager::new(reactors.handles().to_vec(), config.memory.page_cache),
+            pool_changes: Mutex::default(),
             devices: Devices::default(),
             started: Instant::now(),
             reactors,
@@ -98,23 +108,27 @@ impl Daemon {
             opened
                 .map_err(|error| StartError::Entry { what: format!("[[device]] {}", entry.name), error })?;
         }
-        let mut listeners = Vec::new();
         for entry in &config.pool {
             let up = self.bring_up(entry).await;
             up.map_err(|error| StartError::Entry { what: format!("[[pool]] {}", entry.name), error })?;
-            listeners.extend(self.restore_exports(&entry.name).await);
+        }
+        for pool in self.pools.list() {
+            self.restore_exports(pool.name()).await;
+        }
+        let failed = |entry: &SubsystemEntry, error| {
+            let error = match error {
+                ChangeError::Target(error) => target_error(&error),
+                ChangeError::Refused(error) => error,
+            };
+            StartError::Entry { what: format!("[[subsystem]] {}", entry.nqn), error }
+        };
+        for entry in &config.subsystem {
+            self.make_subsystem(entry).await.map_err(|error| failed(entry, error))?;
         }
         for entry in &config.subsystem {
-            let made = self.make_subsystem(entry).await;
-            made.map_err(|error| {
-                let error = match error {
-                    ChangeError::Target(error) => target_error(&error),
-                    ChangeError::Refused(error) => error,
-                };
-                StartError::Entry { what: format!("[[subsystem]] {}", entry.nqn), error }
-            })?;
+            self.listen_for(entry).await.map_err(|error| failed(entry, error))?;
         }
-        self.open_listeners(listeners).await;
+        self.open_listeners().await;
         Ok(())
     }
 
@@ -137,29 +151,45 @@ impl Daemon {
         Ok(())
     }
 
+    /// Makes a subsystem of the configuration, or adds to the recorded one of its name what is missing there. What was
+    /// recorded since the file was written may stand in the way of a part of it; the start does not fail of that.
     async fn make_subsystem(&self, entry: &SubsystemEntry) -> Result<(), ChangeError> {
-        let mut spec = SubsystemSpec::new(&entry.nqn);
-        spec.serial_number = entry.serial_number.clone().unwrap_or_default();
-        spec.allow_any_host = entry.hosts.is_empty();
-        self.create_subsystem(spec)?;
-        for host in &entry.hosts {
+        if self.exports.get(&entry.nqn).is_none() {
+            let mut spec = SubsystemSpec::new(&entry.nqn);
+            spec.serial_number = entry.serial_number.clone().unwrap_or_default();
+            spec.allow_any_host = entry.hosts.is_empty();
+            unless_taken(entry, self.create_subsystem(spec))?;
+        }
+        let Some(record) = self.exports.get(&entry.nqn) else { return Ok(()) };
+        for host in entry.hosts.iter().filter(|host| !record.hosts.contains(host)) {
             self.add_host(&entry.nqn, host).await?;
         }
-        for device in &entry.devices {
+        for (device, nsid) in entry.devices.iter().zip(1..) {
             let missing =
                 || RpcError::field("devices", format!("device {device} is not open, or part of a pool"));
             let mut backend = self.backend(device).await.ok_or_else(missing)?;
+            backend.nsid = Some(nsid);
             // The same after a restart: a host that reconnects must not find another disk in the old one's place.
             let identity = format!("rimrock:{}/{device}", entry.nqn);
             backend.uuid = Some(Uuid::new_v5(&Uuid::NAMESPACE_URL, identity.as_bytes()));
-            self.add_namespace(&entry.nqn, backend).await?;
+            unless_taken(entry, self.add_namespace(&entry.nqn, backend).await.map(drop))?;
         }
-        let listen = match entry.listen.is_empty() {
-            true => vec![self.listen],
-            false => entry.listen.clone(),
+        Ok(())
+    }
+
+    async fn listen_for(&self, entry: &SubsystemEntry) -> Result<(), ChangeError> {
+        if self.exports.get(&entry.nqn).is_none() {
+            return Ok(());
+        }
+        let addresses = match entry.listen.is_empty() {
+            true => std::slice::from_ref(&self.listen),
+            false => &entry.listen,
         };
-        for address in listen {
-            self.add_listener(&entry.nqn, address).await?;
+        for address in addresses {
+            match self.add_listener(&entry.nqn, *address).await {
+                Err(ChangeError::Target(TargetError::ListenerExists { .. })) => {}
+                done => done?,
+            }
         }
         Ok(())
     }
@@ -189,5 +219,16 @@ impl Daemon {
             return Some(format!("pool {pool}"));
         }
         self.exports.of_device(&device.name).first().map(|(nqn, nsid)| format!("namespace {nsid} of {nqn}"))
+    }
+}
+
+/// A part of a configured subsystem that something recorded stands in the way of is left out, and that is said.
+fn unless_taken(entry: &SubsystemEntry, made: Result<(), ChangeError>) -> Result<(), ChangeError> {
+    match made {
+        Err(ChangeError::Target(error)) if error.is_conflict() => {
+            tracing::error!(nqn = entry.nqn, %error, "a part of a configured subsystem is left out");
+            Ok(())
+        }
+        made => made,
     }
 }

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 /// Which call opened a device; SPDK's clients see it as the product name.
@@ -76,6 +77,38 @@ pub struct Opening {
 pub struct Devices {
     /// `None` while a device of that name is being opened.
     by_name: RefCell<BTreeMap<String, Option<Rc<OpenDevice>>>>,
+    opened: Notify,
+}
+
+/// Devices set aside for a pool before it is there, so that nobody else takes them meanwhile. Dropped without
+/// [`Claim::keep`], it gives them back.
+pub struct Claim<'a> {
+    devices: &'a Devices,
+    held: Vec<Rc<OpenDevice>>,
+}
+
+impl Claim<'_> {
+    /// The devices.
+    pub fn held(&self) -> &[Rc<OpenDevice>] {
+        &self.held
+    }
+
+    /// Adds a device that nothing uses.
+    pub fn add(&mut self, device: Rc<OpenDevice>) {
+        *device.pool.borrow_mut() = Some("that is coming up".to_owned());
+        self.held.push(device);
+    }
+
+    /// The pool is there: the devices are its own from now on.
+    pub fn keep(mut self, pool: &str) {
+        self.devices.set_pool(&std::mem::take(&mut self.held), Some(pool));
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.devices.set_pool(&self.held, None);
+    }
 }
 
 impl Devices {
@@ -92,22 +125,30 @@ impl Devices {
         self.by_name.borrow_mut().insert(name.clone(), None);
         let address = uri.clone();
         let opened = tokio::task::spawn_blocking(move || Device::open(&address, options)).await;
+        self.by_name.borrow_mut().remove(&name);
+        self.opened.notify_waiters();
         let device = match opened {
             Ok(Ok(device)) => device,
-            Ok(Err(error)) => {
-                self.by_name.borrow_mut().remove(&name);
-                return Err(open_error(field, &error));
-            }
-            Err(_) => {
-                self.by_name.borrow_mut().remove(&name);
-                return Err(RpcError::refused(libc::EIO, format!("opening {uri} was interrupted")));
-            }
+            Ok(Err(error)) => return Err(open_error(field, &error)),
+            Err(_) => return Err(RpcError::refused(libc::EIO, format!("opening {uri} was interrupted"))),
         };
         let uuid = uuid.unwrap_or(device.info().uuid);
         let open = OpenDevice { name: name.clone(), uri, device, uuid, origin, pool: RefCell::new(None) };
         let open = Rc::new(open);
         self.by_name.borrow_mut().insert(name, Some(open.clone()));
         Ok(open)
+    }
+
+    /// Waits until no device of that name is being opened.
+    pub async fn until_opened(&self, name: &str) {
+        while matches!(self.by_name.borrow().get(name), Some(None)) {
+            self.opened.notified().await;
+        }
+    }
+
+    /// An empty claim.
+    pub fn claim(&self) -> Claim<'_> {
+        Claim { devices: self, held: Vec::new() }
     }
 
     /// The device of that name or UUID.

@@ -89,6 +89,7 @@ pub fn errno_text(errno: i32) -> &'static str {
         libc::EPERM => "Operation not permitted",
         libc::ENOENT => "No such file or directory",
         libc::EIO => "Input/output error",
+        libc::ENOMEM => "Cannot allocate memory",
         libc::EAGAIN => "Resource temporarily unavailable",
         libc::EBUSY => "Device or resource busy",
         libc::EEXIST => "File exists",

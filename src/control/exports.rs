@@ -1,18 +1,13 @@
-//! What is exported: the subsystems as the operator wants them, and their records in the pools.
+//! What is exported: the subsystems as the operator wants them.
 //!
-//! A subsystem that shows volumes is written to the catalog of each pool it takes volumes from, as one record per
-//! pool that holds everything but the namespaces of other pools. A change is made in the target, then in the
-//! records, and answered when the records are durable; when a record cannot be written the change is taken back.
-//! So after a crash an import finds each subsystem as it was last answered for. Subsystems that show only raw
-//! devices are not recorded: the configuration file makes them again.
+//! A subsystem that shows volumes is recorded in the catalog of each pool it takes volumes from, as one record per
+//! pool that holds everything but the namespaces of other pools. Subsystems that show only raw devices are not
+//! recorded: the configuration file makes them again.
 //!
-//! All changes go through one lock: two half-done changes of one subsystem must not meet.
+//! [`changes`](super::changes) says how a subsystem changes, [`restore`](super::restore) how it comes back.
 #![forbid(unsafe_code)]
 
-use super::Daemon;
 use super::error::RpcError;
-use crate::nvme::nqn::DISCOVERY;
-use crate::pool::Pool;
 use crate::target::{Backend, NamespaceSpec, SubsystemSpec, TargetError};
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
@@ -20,9 +15,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use tokio::sync::{Mutex, MutexGuard};
 use uuid::Uuid;
-
-/// Where records lie in a pool's catalog; the NQN follows.
-const KEY_PREFIX: &str = "subsystem/";
 
 /// What stands behind a namespace, as it can be found again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,6 +78,12 @@ pub struct Record {
     pub listeners: Vec<SocketAddr>,
     /// Its namespaces.
     pub namespaces: Vec<NamespaceRecord>,
+    /// Counts the changes since it was first recorded: of two pools' records of one subsystem the newer counts.
+    #[serde(default)]
+    pub generation: u64,
+    /// Recorded namespaces that could not be brought back: nobody sees them, and they stay recorded.
+    #[serde(skip)]
+    pub unresolved: Vec<NamespaceRecord>,
     /// The pools that hold its record.
     #[serde(skip)]
     pub homes: BTreeSet<String>,
@@ -105,11 +103,14 @@ impl Record {
             hosts: Vec::new(),
             listeners: Vec::new(),
             namespaces: Vec::new(),
+            generation: 0,
+            unresolved: Vec::new(),
             homes: BTreeSet::new(),
         }
     }
 
-    fn spec(&self) -> SubsystemSpec {
+    /// What the target must be told to make it.
+    pub fn spec(&self) -> SubsystemSpec {
         let mut spec = SubsystemSpec::new(self.nqn.clone());
         spec.serial_number = self.serial_number.clone();
         spec.model_number = self.model_number.clone();
@@ -121,8 +122,9 @@ impl Record {
     }
 
     /// What of it belongs into a pool.
-    fn for_pool(&self, pool: &str) -> Record {
+    pub fn for_pool(&self, pool: &str) -> Record {
         let mut record = self.clone();
+        record.namespaces.append(&mut record.unresolved);
         record.namespaces.retain(|namespace| namespace.place.pool() == Some(pool));
         record
     }
@@ -140,6 +142,20 @@ impl Place {
     /// Whether it is that node.
     pub fn is_node(&self, wanted: Uuid) -> bool {
         matches!(self, Place::Node { uuid, .. } if *uuid == wanted)
+    }
+}
+
+impl NamespaceRecord {
+    /// What the target must be told to make it.
+    pub fn spec(&self, backend: Backend, bdev_name: String) -> NamespaceSpec {
+        let mut spec = NamespaceSpec::new(backend, bdev_name);
+        spec.nsid = Some(self.nsid);
+        spec.uuid = self.uuid;
+        spec.nguid = self.nguid.as_deref().and_then(bytes_of_hex);
+        spec.eui64 = self.eui64.as_deref().and_then(bytes_of_hex);
+        spec.block_size = self.block_size;
+        spec.read_only = self.read_only;
+        spec
     }
 }
 
@@ -214,278 +230,14 @@ impl Exports {
             .collect()
     }
 
-    fn set(&self, record: Record) {
+    /// Remembers a subsystem as it is now.
+    pub fn set(&self, record: Record) {
         self.records.borrow_mut().insert(record.nqn.clone(), record);
     }
 
-    fn forget(&self, nqn: &str) {
+    /// Forgets a subsystem.
+    pub fn forget(&self, nqn: &str) {
         self.records.borrow_mut().remove(nqn);
-    }
-}
-
-/// The changes. Each is called under [`Exports::lock`].
-impl Daemon {
-    /// Creates a subsystem.
-    pub(super) fn create_subsystem(&self, spec: SubsystemSpec) -> Result<(), TargetError> {
-        let record = Record::new(&spec);
-        self.target.create_subsystem(spec)?;
-        self.exports.set(record);
-        Ok(())
-    }
-
-    /// Deletes a subsystem and its records.
-    pub(super) async fn delete_subsystem(&self, nqn: &str) -> Result<(), ChangeError> {
-        self.target.delete_subsystem(nqn).await?;
-        let homes = self.exports.get(nqn).map(|record| record.homes).unwrap_or_default();
-        self.exports.forget(nqn);
-        for pool in homes {
-            self.write_record(&pool, nqn, None).await?;
-        }
-        Ok(())
-    }
-
-    /// Adds a namespace and gives its NSID.
-    pub(super) async fn add_namespace(&self, nqn: &str, addition: Addition) -> Result<u32, ChangeError> {
-        let record = self.record(nqn)?;
-        let mut spec = NamespaceSpec::new(addition.backend, addition.bdev_name);
-        spec.nsid = addition.nsid;
-        spec.uuid = addition.uuid;
-        spec.nguid = addition.nguid.as_deref().and_then(bytes_of_hex);
-        spec.eui64 = addition.eui64.as_deref().and_then(bytes_of_hex);
-        spec.block_size = addition.block_size.unwrap_or(spec.block_size);
-        spec.read_only = addition.read_only;
-        let block_size = spec.block_size;
-        let nsid = self.target.add_namespace(nqn, spec)?;
-        let mut changed = record;
-        changed.homes.extend(addition.place.pool().map(str::to_owned));
-        changed.namespaces.push(NamespaceRecord {
-            nsid,
-            place: addition.place,
-            uuid: addition.uuid,
-            nguid: addition.nguid,
-            eui64: addition.eui64,
-            block_size,
-            read_only: addition.read_only,
-        });
-        changed.namespaces.sort_by_key(|namespace| namespace.nsid);
-        if let Err(error) = self.keep(changed).await {
-            let _ = self.target.remove_namespace(nqn, nsid).await;
-            return Err(error);
-        }
-        Ok(nsid)
-    }
-
-    /// Removes a namespace.
-    pub(super) async fn remove_namespace(&self, nqn: &str, nsid: u32) -> Result<(), ChangeError> {
-        let mut record = self.record(nqn)?;
-        self.target.remove_namespace(nqn, nsid).await?;
-        record.namespaces.retain(|namespace| namespace.nsid != nsid);
-        self.keep(record).await
-    }
-
-    /// Starts to listen.
-    pub(super) async fn add_listener(&self, nqn: &str, address: SocketAddr) -> Result<(), ChangeError> {
-        if nqn == DISCOVERY {
-            return Ok(self.target.add_listener(nqn, address).await?);
-        }
-        let mut record = self.record(nqn)?;
-        self.target.add_listener(nqn, address).await?;
-        if !record.listeners.contains(&address) {
-            record.listeners.push(address);
-        }
-        if let Err(error) = self.keep(record).await {
-            let _ = self.target.remove_listener(nqn, address).await;
-            return Err(error);
-        }
-        Ok(())
-    }
-
-    /// Stops to listen. An address that is recorded but could not be opened at the start is removed as well.
-    pub(super) async fn remove_listener(&self, nqn: &str, address: SocketAddr) -> Result<(), ChangeError> {
-        if nqn == DISCOVERY {
-            return Ok(self.target.remove_listener(nqn, address).await?);
-        }
-        let mut record = self.record(nqn)?;
-        let recorded = record.listeners.contains(&address);
-        match self.target.remove_listener(nqn, address).await {
-            Err(TargetError::NoListener { .. }) if recorded => {}
-            done => done?,
-        }
-        record.listeners.retain(|known| *known != address);
-        self.keep(record).await
-    }
-
-    /// Allows a host.
-    pub(super) async fn add_host(&self, nqn: &str, host: &str) -> Result<(), ChangeError> {
-        let mut record = self.record(nqn)?;
-        self.target.add_host(nqn, host)?;
-        record.hosts.push(host.to_owned());
-        if let Err(error) = self.keep(record).await {
-            let _ = self.target.remove_host(nqn, host).await;
-            return Err(error);
-        }
-        Ok(())
-    }
-
-    /// Disallows a host and disconnects it.
-    pub(super) async fn remove_host(&self, nqn: &str, host: &str) -> Result<(), ChangeError> {
-        let mut record = self.record(nqn)?;
-        self.target.remove_host(nqn, host).await?;
-        record.hosts.retain(|known| known != host);
-        self.keep(record).await
-    }
-
-    /// Allows any host, or only those in the list.
-    pub(super) async fn allow_any_host(&self, nqn: &str, allow: bool) -> Result<(), ChangeError> {
-        let mut record = self.record(nqn)?;
-        self.target.allow_any_host(nqn, allow).await?;
-        record.allow_any_host = allow;
-        self.keep(record).await
-    }
-
-    /// Brings back what a pool's records name, except that nothing listens yet: a host must not find a subsystem
-    /// without its namespaces. What cannot be brought back is logged and stays recorded.
-    pub(super) async fn restore_exports(&self, pool_name: &str) -> Vec<(String, SocketAddr)> {
-        let Ok(pool) = self.pools.get(pool_name) else { return Vec::new() };
-        let mut listeners = Vec::new();
-        let stored = pool.config_list(KEY_PREFIX).await.unwrap_or_else(|error| {
-            tracing::error!(pool = pool_name, %error, "the recorded exports cannot be read");
-            Vec::new()
-        });
-        for (key, value) in stored {
-            let record = match serde_json::from_value::<Record>(value) {
-                Ok(record) => record,
-                Err(error) => {
-                    tracing::error!(pool = pool_name, key, %error, "a recorded subsystem cannot be read");
-                    continue;
-                }
-            };
-            let nqn = record.nqn.clone();
-            listeners.extend(record.listeners.iter().map(|address| (nqn.clone(), *address)));
-            self.restore_subsystem(&pool, record).await;
-        }
-        listeners
-    }
-
-    async fn restore_subsystem(&self, home: &Pool, stored: Record) {
-        let nqn = stored.nqn.clone();
-        let mut record = match self.exports.get(&nqn) {
-            Some(known) => known,
-            None => {
-                if let Err(error) = self.target.create_subsystem(stored.spec()) {
-                    tracing::error!(nqn, %error, "a recorded subsystem cannot be brought back");
-                    return;
-                }
-                Record { namespaces: Vec::new(), hosts: Vec::new(), ..stored.clone() }
-            }
-        };
-        record.homes.insert(home.name().to_owned());
-        for host in stored.hosts {
-            if !record.hosts.contains(&host) {
-                if let Err(error) = self.target.add_host(&nqn, &host) {
-                    tracing::error!(nqn, host, %error, "a recorded host cannot be allowed");
-                }
-                record.hosts.push(host);
-            }
-        }
-        for mut namespace in stored.namespaces {
-            if let Place::Node { pool, .. } = &mut namespace.place {
-                *pool = home.name().to_owned();
-            }
-            if let Err(error) = self.restore_namespace(home, &nqn, &namespace).await {
-                tracing::error!(
-                    nqn,
-                    nsid = namespace.nsid,
-                    error,
-                    "a recorded namespace cannot be brought back"
-                );
-            }
-            record.namespaces.push(namespace);
-        }
-        self.exports.set(record);
-    }
-
-    async fn restore_namespace(
-        &self,
-        home: &Pool,
-        nqn: &str,
-        wanted: &NamespaceRecord,
-    ) -> Result<(), String> {
-        let Place::Node { uuid, .. } = &wanted.place else { return Ok(()) };
-        let volume = home.open(&uuid.to_string()).await.map_err(|error| error.text)?;
-        let mut spec = NamespaceSpec::new(Backend::Volume(volume), uuid.to_string());
-        spec.nsid = Some(wanted.nsid);
-        spec.uuid = wanted.uuid;
-        spec.nguid = wanted.nguid.as_deref().and_then(bytes_of_hex);
-        spec.eui64 = wanted.eui64.as_deref().and_then(bytes_of_hex);
-        spec.block_size = wanted.block_size;
-        spec.read_only = wanted.read_only;
-        self.target.add_namespace(nqn, spec).map(drop).map_err(|error| error.to_string())
-    }
-
-    /// Opens the listeners of restored subsystems.
-    pub(super) async fn open_listeners(&self, listeners: Vec<(String, SocketAddr)>) {
-        for (nqn, address) in listeners {
-            match self.target.add_listener(&nqn, address).await {
-                Ok(()) | Err(TargetError::ListenerExists { .. }) => {}
-                Err(error) => tracing::error!(nqn, %address, %error, "a recorded listener cannot be opened"),
-            }
-        }
-    }
-
-    /// Takes the exports of a pool out of the target, and leaves their records in the pool.
-    pub(super) async fn withdraw_exports(&self, pool: &str) -> Result<(), TargetError> {
-        for mut record in self.exports.all() {
-            if !record.homes.remove(pool) {
-                continue;
-            }
-            let elsewhere = |namespace: &NamespaceRecord| namespace.place.pool() != Some(pool);
-            if record.homes.is_empty() && !record.namespaces.iter().any(elsewhere) {
-                self.target.delete_subsystem(&record.nqn).await?;
-                self.exports.forget(&record.nqn);
-                continue;
-            }
-            for namespace in record.namespaces.iter().filter(|namespace| !elsewhere(namespace)) {
-                match self.target.remove_namespace(&record.nqn, namespace.nsid).await {
-                    Ok(()) | Err(TargetError::NoNamespace { .. }) => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            record.namespaces.retain(elsewhere);
-            self.exports.set(record);
-        }
-        Ok(())
-    }
-
-    /// Lets the subsystems live on that had a record in a pool which is gone.
-    pub(super) fn forget_home(&self, pool: &str) {
-        for mut record in self.exports.all() {
-            if record.homes.remove(pool) {
-                self.exports.set(record);
-            }
-        }
-    }
-
-    fn record(&self, nqn: &str) -> Result<Record, TargetError> {
-        self.exports.get(nqn).ok_or_else(|| TargetError::NoSubsystem { nqn: nqn.to_owned() })
-    }
-
-    /// Makes a changed record durable in every pool it lies in, then the truth here.
-    async fn keep(&self, record: Record) -> Result<(), ChangeError> {
-        for pool in &record.homes {
-            self.write_record(pool, &record.nqn, Some(record.for_pool(pool))).await?;
-        }
-        self.exports.set(record);
-        Ok(())
-    }
-
-    async fn write_record(&self, pool: &str, nqn: &str, record: Option<Record>) -> Result<(), ChangeError> {
-        // A pool that was exported meanwhile has no exports left that could change.
-        let Ok(pool) = self.pools.get(pool) else { return Ok(()) };
-        let value = record.map(serde_json::to_value).transpose();
-        let value = value.map_err(|error| RpcError::refused(libc::EIO, error.to_string()))?;
-        pool.config_put(&format!("{KEY_PREFIX}{nqn}"), value).await.map_err(super::pools::pool_error)?;
-        Ok(())
     }
 }
 

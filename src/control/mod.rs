@@ -8,17 +8,21 @@
 //! handler → bytes.
 #![forbid(unsafe_code)]
 
+mod changes;
 mod daemon;
 mod devices;
 pub mod error;
 mod exports;
 pub mod framing;
 pub mod jsonrpc;
+mod lookup;
 mod methods;
 pub mod names;
 mod pools;
+mod restore;
 pub mod schema;
 pub mod server;
+mod signatures;
 pub mod table;
 
 pub use daemon::{Daemon, StartError};

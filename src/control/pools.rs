@@ -1,191 +1,181 @@
-//! Finding pools and nodes by what callers call them, and saying what a pool refuses.
+//! Operations on whole pools: create, import, export, destroy.
+//!
+//! They are made one at a time, so that a call that is repeated while the first is still under way finds what the
+//! first made. A pool's devices are [claimed](super::devices::Claim) before anything is awaited and are free again
+//! as soon as the pool is gone, however the call ends.
 #![forbid(unsafe_code)]
 
 use super::Daemon;
-use super::devices::{OpenDevice, Opening, Origin};
+use super::devices::{Claim, OpenDevice, Opening, Origin};
 use super::error::RpcError;
-use super::exports::{Addition, Place};
+use super::lookup::pool_error;
 use super::methods::device::named;
+use super::signatures;
 use crate::device::OpenOptions;
-use crate::nearest::nearest;
-use crate::pool::{NodeInfo, NodeKind, Pool, PoolError, PoolErrorKind};
-use crate::target::Backend;
+use crate::pool::{Pool, PoolInfo, PoolOptions};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 use uuid::Uuid;
 
-const NO_POOL: &str =
-    "no pool is imported: `rimrock pool create` makes one, `rimrock pool import` brings one back";
-
-/// A node and the pool it lies in.
-pub struct Found {
-    /// The pool.
-    pub pool: Arc<Pool>,
-    /// The node.
-    pub node: NodeInfo,
-}
+/// How long exporting a pool waits for an operation on it, such as a resize, before it is refused.
+const OPERATION_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Daemon {
-    /// The pool of that name or UUID.
-    pub(super) fn pool_named(&self, name: &str) -> Result<Arc<Pool>, RpcError> {
-        self.pools.get(name).map_err(|_| {
-            let pools = self.pools.list();
-            let names: Vec<&str> = pools.iter().map(|pool| pool.name()).collect();
-            let error = RpcError::refused(libc::ENODEV, format!("there is no pool {name}"));
-            match nearest(name, names.iter().copied()) {
-                Some(near) => error.hint(format!("did you mean {near}?")),
-                None if names.is_empty() => error.hint(NO_POOL),
-                None => error.hint(format!("imported are {}", names.join(", "))),
+    /// Creates a pool, or finds the one that an earlier call like this made.
+    pub(crate) async fn create_pool(
+        &self,
+        name: &str,
+        devices: &[String],
+        options: PoolOptions,
+    ) -> Result<PoolInfo, RpcError> {
+        let _alone = self.pool_changes.lock().await;
+        if let Some(existing) = self.same_pool(name, devices, &options).await? {
+            return Ok(existing);
+        }
+        let claim = self.claim(devices).await?;
+        if !options.force {
+            for device in claim.held() {
+                signatures::refuse_foreign(device).await?;
             }
-        })
+        }
+        let handles = claim.held().iter().map(|device| device.device.clone()).collect();
+        let pool = self.pools.create(name, handles, options).await.map_err(pool_error)?;
+        claim.keep(pool.name());
+        pool.info().await.map_err(pool_error)
     }
 
-    /// The named pool, or the only one.
-    pub(super) fn pool_or_only(&self, name: Option<&str>) -> Result<Arc<Pool>, RpcError> {
-        if let Some(name) = name {
-            return self.pool_named(name);
+    /// Imports a pool and opens what is exported from it; a pool that is up already is left as it is.
+    /// Also gives what of its exports could not be brought back.
+    pub(crate) async fn import_pool(&self, devices: &[String]) -> Result<(PoolInfo, Vec<String>), RpcError> {
+        if devices.is_empty() {
+            return Err(RpcError::field("devices", "must name at least one device"));
         }
-        let mut pools = self.pools.list();
-        if pools.len() > 1 {
-            let names: Vec<&str> = pools.iter().map(|pool| pool.name()).collect();
-            return Err(RpcError::field(
-                "pool",
-                format!("is needed where there are several: {}", names.join(", ")),
-            ));
+        let _alone = self.pool_changes.lock().await;
+        if let Some(pool) = self.pool_on(devices) {
+            return Ok((pool.info().await.map_err(pool_error)?, Vec::new()));
         }
-        pools.pop().ok_or_else(|| RpcError::refused(libc::ENODEV, "no pool is imported").hint(NO_POOL))
+        let info = self.import_alone(devices).await?;
+        let _changing = self.exports.lock().await;
+        let warnings = self.restore_exports(&info.name).await;
+        self.open_listeners().await;
+        Ok((info, warnings))
     }
 
-    /// The volume or snapshot called `name`: `NAME`, `POOL/NAME` or a UUID.
-    pub(super) async fn node(&self, field: &str, name: &str) -> Result<Found, RpcError> {
-        let (pools, plain) = match name.split_once('/') {
-            Some((pool, plain)) => (vec![self.pool_named(pool)?], plain),
-            None => (self.pools.list(), name),
+    /// Imports a pool and leaves its exports alone.
+    pub(crate) async fn import_pool_quietly(&self, devices: &[String]) -> Result<PoolInfo, RpcError> {
+        let _alone = self.pool_changes.lock().await;
+        self.import_alone(devices).await
+    }
+
+    async fn import_alone(&self, devices: &[String]) -> Result<PoolInfo, RpcError> {
+        let claim = self.claim(devices).await?;
+        let handles = claim.held().iter().map(|device| device.device.clone()).collect();
+        let pool = self.pools.import(handles).await.map_err(pool_error)?;
+        claim.keep(pool.name());
+        pool.info().await.map_err(pool_error)
+    }
+
+    /// Takes a pool and its exports down. Hosts that are connected are cut off only when that is asked for.
+    pub(crate) async fn export_pool(&self, name: &str, force: bool) -> Result<(), RpcError> {
+        let _alone = self.pool_changes.lock().await;
+        let pool = self.pool_named(name)?;
+        let (name, uuid) = (&*pool.name().to_owned(), pool.uuid());
+        let idle = tokio::time::timeout(OPERATION_PATIENCE, pool.settle()).await;
+        // A handle to the pool is one to its devices, which shall be free at the end.
+        drop(pool);
+        let busy = |_| RpcError::refused(libc::EBUSY, format!("an operation on pool {name} is under way"));
+        idle.map_err(busy)?.map_err(pool_error)?;
+        let leaving = {
+            let _changing = self.exports.lock().await;
+            if let (false, Some(nqn)) = (force, self.connected_subsystem(name)) {
+                let text = format!("hosts are connected to {nqn} of pool {name}");
+                return Err(
+                    RpcError::refused(libc::EBUSY, text).hint("disconnect them first, or ask with force")
+                );
+            }
+            self.withdraw_exports(name).await
         };
-        let mut found: Option<Found> = None;
-        for pool in &pools {
-            let node = match pool.find(plain).await {
-                Ok(node) => node,
-                Err(error) if error.kind == PoolErrorKind::NotFound => continue,
-                Err(error) => return Err(pool_error(error)),
-            };
-            if let Some(other) = found {
-                let (one, other) = (pool.name(), other.pool.name());
-                let reason = format!("{plain} is in the pools {other} and {one}; say POOL/NAME");
-                return Err(RpcError::field(field, reason));
-            }
-            found = Some(Found { pool: pool.clone(), node });
+        for leaving in leaving {
+            leaving
+                .end()
+                .await
+                .unwrap_or_else(|error| tracing::warn!(pool = name, ?error, "an export did not go in peace"));
         }
-        match found {
-            Some(found) => Ok(found),
-            None => Err(self.no_node(&pools, name, plain).await),
+        let ended = self.pools.export(name).await.map_err(pool_error);
+        self.after_end(name, uuid).await;
+        if ended.is_err() && self.is_open(uuid) {
+            let _changing = self.exports.lock().await;
+            self.restore_exports(name).await;
+            self.open_listeners().await;
         }
+        ended
     }
 
-    async fn no_node(&self, pools: &[Arc<Pool>], name: &str, plain: &str) -> RpcError {
-        let error = RpcError::refused(libc::ENODEV, format!("there is no volume or snapshot {name}"));
-        if pools.is_empty() {
-            return error.hint(NO_POOL);
+    /// Destroys a pool that nothing is exported from.
+    pub(crate) async fn destroy_pool(&self, name: &str) -> Result<(), RpcError> {
+        let _alone = self.pool_changes.lock().await;
+        let pool = self.pool_named(name)?;
+        let (name, uuid) = (&*pool.name().to_owned(), pool.uuid());
+        drop(pool);
+        let _changing = self.exports.lock().await;
+        if let Some((nqn, nsid)) = self.exports.of_pool(name).first() {
+            return Err(RpcError::refused(
+                libc::EBUSY,
+                format!("pool {name} is exported, as namespace {nsid} of {nqn}"),
+            )
+            .hint("end its exports first, with volume_unexport or nvmf_delete_subsystem"));
         }
-        let mut names = Vec::new();
-        for pool in pools {
-            names.extend(pool.nodes().await.unwrap_or_default().into_iter().map(|node| node.name));
-        }
-        match nearest(plain, names.iter().map(String::as_str)) {
-            Some(near) => error.hint(format!("did you mean {near}?")),
-            None => error.hint("`rimrock volume list` and `rimrock snapshot list` show what there is"),
-        }
+        let ended = self.pools.destroy(name).await.map_err(pool_error);
+        self.after_end(name, uuid).await;
+        ended
     }
 
-    /// The volume called `name`; a snapshot is refused.
-    pub(super) async fn volume(&self, field: &str, name: &str) -> Result<Found, RpcError> {
-        let found = self.node(field, name).await?;
-        match found.node.kind {
-            NodeKind::Volume => Ok(found),
-            NodeKind::Snapshot => Err(RpcError::field(field, format!("{name} is a snapshot, not a volume"))),
+    fn is_open(&self, pool: Uuid) -> bool {
+        self.pools.list().iter().any(|open| open.uuid() == pool)
+    }
+
+    /// Lets go of what belonged to a pool that is open no more, whether it ended well or not.
+    async fn after_end(&self, name: &str, uuid: Uuid) {
+        if self.is_open(uuid) {
+            return;
         }
-    }
-
-    /// The snapshot called `name`; a volume is refused.
-    pub(super) async fn snapshot(&self, field: &str, name: &str) -> Result<Found, RpcError> {
-        let found = self.node(field, name).await?;
-        match found.node.kind {
-            NodeKind::Snapshot => Ok(found),
-            NodeKind::Volume => Err(RpcError::field(field, format!("{name} is a volume, not a snapshot"))),
+        self.forget_home(name);
+        let devices = self.devices.of_pool(name);
+        for device in &devices {
+            self.devices.settle(device).await;
         }
+        self.devices.set_pool(&devices, None);
     }
 
-    /// What stands behind a bdev name: a device, or a volume or snapshot by UUID or POOL/NAME.
-    pub(super) async fn backend(&self, bdev_name: &str) -> Option<Addition> {
-        if let Some(device) = self.devices.find(bdev_name) {
-            if device.pool.borrow().is_some() {
-                return None;
-            }
-            return Some(Addition {
-                place: Place::Device { name: device.name.clone() },
-                backend: Backend::Device(device.device.clone()),
-                bdev_name: device.name.clone(),
-                nsid: None,
-                uuid: Some(device.uuid),
-                nguid: None,
-                eui64: None,
-                block_size: None,
-                read_only: false,
-            });
-        }
-        let by_its_name = bdev_name.contains('/') || Uuid::try_parse(bdev_name).is_ok();
-        let found = self.node("bdev_name", bdev_name).await.ok().filter(|_| by_its_name)?;
-        self.node_backend(&found).await.ok()
-    }
-
-    /// A namespace for a volume or snapshot.
-    pub(super) async fn node_backend(&self, found: &Found) -> Result<Addition, RpcError> {
-        let volume = found.pool.open(&found.node.uuid.to_string()).await.map_err(pool_error)?;
-        Ok(Addition {
-            place: Place::Node { pool: found.pool.name().to_owned(), uuid: found.node.uuid },
-            backend: Backend::Volume(volume),
-            bdev_name: found.node.uuid.to_string(),
-            nsid: None,
-            uuid: None,
-            nguid: None,
-            eui64: None,
-            block_size: Some(found.node.block_size),
-            read_only: false,
-        })
-    }
-
-    /// The devices a pool command names, by name or by URI; those given by URI are opened.
-    pub(super) async fn pool_devices(&self, names: &[String]) -> Result<Vec<Rc<OpenDevice>>, RpcError> {
-        let mut devices: Vec<Rc<OpenDevice>> = Vec::new();
+    /// Sets the devices aside that a pool command names by name or by URI; those given by URI are opened.
+    async fn claim(&self, names: &[String]) -> Result<Claim<'_>, RpcError> {
+        let mut claim = self.devices.claim();
         for name in names {
             let device = match self.devices.find(name) {
-                Some(device) => Ok(device),
-                None if name.contains(':') => self.device_by_uri(name).await,
-                None => named(self, name),
+                Some(device) => device,
+                None if name.contains(':') => self.device_by_uri(name).await?,
+                None => named(self, name)?,
             };
-            let checked = device.and_then(|device| {
-                if devices.iter().any(|other| other.name == device.name) {
-                    return Err(RpcError::field("devices", format!("{name} is named twice")));
-                }
-                if let Some(user) = self.user_of(&device) {
-                    let text = format!("device {name} is in use by {user}");
-                    return Err(RpcError::refused(libc::EBUSY, text).with("field", "devices"));
-                }
-                Ok(device)
-            });
-            match checked {
-                Ok(device) => devices.push(device),
-                Err(error) => {
-                    self.close_unused(&devices);
-                    return Err(error);
-                }
+            if claim.held().iter().any(|other| other.name == device.name) {
+                return Err(RpcError::field("devices", format!("{name} is named twice")));
             }
+            // Under the lock no namespace is just coming to use it.
+            let _changing = self.exports.lock().await;
+            if let Some(user) = self.user_of(&device) {
+                let text = format!("device {name} is in use by {user}");
+                return Err(RpcError::refused(libc::EBUSY, text).with("field", "devices"));
+            }
+            if self.devices.find(&device.name).is_none() {
+                return Err(RpcError::refused(libc::ENODEV, format!("device {name} was just closed")));
+            }
+            claim.add(device);
         }
-        Ok(devices)
+        Ok(claim)
     }
 
     async fn device_by_uri(&self, uri: &str) -> Result<Rc<OpenDevice>, RpcError> {
-        if let Some(device) = self.devices.all().into_iter().find(|device| device.uri == uri) {
+        if let Some(device) = self.by_uri(uri) {
             return Ok(device);
         }
         let opening = Opening {
@@ -199,21 +189,46 @@ impl Daemon {
         self.devices.open(opening).await
     }
 
-    /// Closes devices that were opened for a pool that did not come to be.
-    pub(super) fn close_unused(&self, devices: &[Rc<OpenDevice>]) {
-        self.devices.set_pool(devices, None);
+    fn by_uri(&self, uri: &str) -> Option<Rc<OpenDevice>> {
+        self.devices.all().into_iter().find(|device| device.uri == uri)
     }
-}
 
-/// A refusal of a pool.
-pub fn pool_error(error: PoolError) -> RpcError {
-    let errno = match error.kind {
-        PoolErrorKind::NotFound => libc::ENODEV,
-        PoolErrorKind::Exists => libc::EEXIST,
-        PoolErrorKind::Invalid => libc::EINVAL,
-        PoolErrorKind::Busy => libc::EBUSY,
-        PoolErrorKind::NoSpace => libc::ENOSPC,
-        PoolErrorKind::Failed => libc::EIO,
-    };
-    RpcError::refused(errno, error.text)
+    /// The open pool that has just these devices.
+    fn pool_on(&self, names: &[String]) -> Option<Arc<Pool>> {
+        let devices = names.iter().map(|name| self.devices.find(name).or_else(|| self.by_uri(name)));
+        let devices: Vec<Rc<OpenDevice>> = devices.collect::<Option<_>>()?;
+        let pool = devices.first()?.pool.borrow().clone()?;
+        let own = self.devices.of_pool(&pool);
+        let same = own.len() == names.len()
+            && own.iter().all(|device| devices.iter().any(|named| Rc::ptr_eq(named, device)));
+        self.pools.get(&pool).ok().filter(|_| same)
+    }
+
+    /// The pool of that name if it is what the call asks for; an error if it differs.
+    async fn same_pool(
+        &self,
+        name: &str,
+        devices: &[String],
+        options: &PoolOptions,
+    ) -> Result<Option<PoolInfo>, RpcError> {
+        let Some(pool) = self.pools.list().into_iter().find(|pool| pool.name() == name) else {
+            return Ok(None);
+        };
+        let info = pool.info().await.map_err(pool_error)?;
+        let exists = |how: String, field: &str| {
+            let text = format!("pool {name} exists already, {how}");
+            Err(RpcError::refused(libc::EEXIST, text).with("field", field))
+        };
+        if self.pool_on(devices).is_none_or(|other| other.uuid() != pool.uuid()) {
+            let uris: Vec<&str> = info.devices.iter().map(|device| device.uri.as_str()).collect();
+            return exists(format!("on {}", uris.join(", ")), "devices");
+        }
+        if options.shards.is_some_and(|shards| shards != info.shards) {
+            return exists(format!("with {} shards", info.shards), "shards");
+        }
+        if options.region_bytes.is_some_and(|bytes| bytes != info.region_bytes) {
+            return exists(format!("with regions of {} bytes", info.region_bytes), "region_bytes");
+        }
+        Ok(Some(info))
+    }
 }

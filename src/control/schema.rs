@@ -11,6 +11,7 @@ use super::jsonrpc::object_members;
 use super::names;
 use crate::nearest::nearest;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 use std::net::IpAddr;
 use uuid::Uuid;
 
@@ -30,6 +31,8 @@ pub enum Kind {
         /// The greatest value taken.
         max: u64,
     },
+    /// One of a few whole numbers.
+    Choice(&'static [u64]),
     /// A whole number that may be negative; only some parameters of SPDK are.
     Signed {
         /// The least value taken.
@@ -106,7 +109,7 @@ pub const UNSIGNED: Kind = Kind::Unsigned { min: 0, max: u64::MAX };
 pub enum Arg {
     /// Of [`Kind::Bool`].
     Bool(bool),
-    /// Of [`Kind::Unsigned`].
+    /// Of [`Kind::Unsigned`] and [`Kind::Choice`].
     Unsigned(u64),
     /// Of [`Kind::Signed`].
     Signed(i64),
@@ -211,6 +214,10 @@ fn check_value(kind: Kind, text: &str, field: &str) -> Result<Arg, RpcError> {
         Kind::Unsigned { min, max } => match text.parse::<u64>() {
             Ok(number) if (min..=max).contains(&number) => Arg::Unsigned(number),
             _ => return Err(fault(format!("must be a whole number from {min} to {max}"))),
+        },
+        Kind::Choice(numbers) => match text.parse::<u64>() {
+            Ok(number) if numbers.contains(&number) => Arg::Unsigned(number),
+            _ => return Err(fault(format!("must be {}", joined(numbers, " or ")))),
         },
         Kind::Signed { min, max } => match text.parse::<i64>() {
             Ok(number) if (min..=max).contains(&number) => Arg::Signed(number),
@@ -352,7 +359,21 @@ impl Params {
     }
 }
 
+fn joined(numbers: &[u64], between: &str) -> String {
+    numbers.iter().map(u64::to_string).collect::<Vec<String>>().join(between)
+}
+
 impl Kind {
+    /// The values taken, where they are few enough to be named.
+    pub fn values(&self) -> Option<Value> {
+        match self {
+            Kind::OneOf(words) => Some(json!(words)),
+            Kind::Choice(numbers) => Some(json!(numbers)),
+            Kind::Off => Some(json!([false])),
+            _ => None,
+        }
+    }
+
     /// The type as the reference page writes it.
     pub fn describe(&self) -> String {
         match self {
@@ -372,7 +393,8 @@ impl Kind {
             Kind::Uuid => "UUID".to_owned(),
             Kind::Address => "IP address".to_owned(),
             Kind::Hex { digits } => format!("{digits} hexadecimal digits"),
-            Kind::OneOf(words) => words.join(" \\| "),
+            Kind::OneOf(words) => words.join(" | "),
+            Kind::Choice(numbers) => joined(numbers, " | "),
             Kind::Object(members) => {
                 let members: Vec<&str> = members.iter().map(|member| member.name).collect();
                 format!("object: {}", members.join(", "))

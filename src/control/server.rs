@@ -15,12 +15,13 @@ use super::{Daemon, schema, table};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::stat::{Mode, umask};
 use serde_json::Value;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{UnixListener, UnixStream};
 
 /// Connections served at once; one more is told so and closed.
@@ -29,6 +30,10 @@ const CONNECTIONS_MAX: usize = 256;
 const READ_BYTES: usize = 64 << 10;
 /// How long the rest of a refused request is read and dropped, so that its sender sees the answer and not a reset.
 const DRAIN_TIME: Duration = Duration::from_secs(10);
+/// The most bytes of a batch's answer before the rest of the batch is refused.
+const BATCH_ANSWER_MAX: usize = 32 << 20;
+/// How often it is looked whether the peer of a call that only reads is still there.
+const PEER_POLL: Duration = Duration::from_millis(200);
 /// The longest path of a Unix socket (`sun_path` less its terminating zero).
 const SOCKET_PATH_MAX: usize = 107;
 
@@ -80,7 +85,7 @@ impl ControlSocket {
         let mut lock_name = path.as_os_str().to_owned();
         lock_name.push(".lock");
         let lock_path = PathBuf::from(lock_name);
-        let file = File::create(&lock_path).map_err(failed("create lock file", &lock_path))?;
+        let file = open_lock(&lock_path).map_err(failed("open lock file", &lock_path))?;
         let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
             .map_err(|(_, _)| SocketError::InUse(path.to_owned()))?;
         remove_stale(path)?;
@@ -91,8 +96,12 @@ impl ControlSocket {
         Ok(ControlSocket { listener, path: path.to_owned(), lock_path, _lock: lock })
     }
 
-    /// Accepts and serves until the future is dropped. Must run inside a `LocalSet`.
+    /// Serves until the future is dropped. Must run inside a `LocalSet`.
     pub async fn serve(&self, daemon: Rc<Daemon>) {
+        tokio::join!(self.accept(&daemon), daemon.keep_listening());
+    }
+
+    async fn accept(&self, daemon: &Rc<Daemon>) {
         let connections = Rc::new(());
         loop {
             match self.listener.accept().await {
@@ -124,6 +133,18 @@ impl Drop for ControlSocket {
         let _ = std::fs::remove_file(&self.path);
         let _ = std::fs::remove_file(&self.lock_path);
     }
+}
+
+/// Opens the lock file, or makes it. Whatever else lies at its path is neither followed nor emptied.
+fn open_lock(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() || found.uid() != nix::unistd::geteuid().as_raw() {
+        return Err(io::Error::other("it is not a file of this user's"));
+    }
+    Ok(file)
 }
 
 /// Removes a socket nobody answers on.
@@ -169,7 +190,7 @@ async fn converse(mut stream: UnixStream, daemon: Rc<Daemon>) -> io::Result<()> 
                 Frame::Text(text) => jsonrpc::read_message(&text),
                 Frame::Broken(error) => Message::Broken(jsonrpc::frame_error(error)),
             };
-            let (answer, go_on) = respond(&daemon, message).await;
+            let (answer, go_on) = respond(&daemon, &stream, message).await;
             stream.write_all(answer.as_bytes()).await?;
             if !go_on {
                 return drain(stream, &mut chunk).await;
@@ -192,7 +213,7 @@ async fn drain(mut stream: UnixStream, chunk: &mut [u8]) -> io::Result<()> {
 }
 
 /// The bytes to answer (none for notifications), and whether the connection goes on.
-async fn respond(daemon: &Rc<Daemon>, message: Message) -> (String, bool) {
+async fn respond(daemon: &Rc<Daemon>, peer: &UnixStream, message: Message) -> (String, bool) {
     let mut out = String::new();
     match message {
         Message::Broken(Rejected { id, error }) => {
@@ -201,14 +222,18 @@ async fn respond(daemon: &Rc<Daemon>, message: Message) -> (String, bool) {
             return (out, false);
         }
         Message::Single(request) => {
-            if let Some((id, answer)) = run(daemon, request).await {
+            if let Some((id, answer)) = run(daemon, peer, request).await {
                 jsonrpc::write_answer(&mut out, &id, &answer);
                 out.push('\n');
             }
         }
         Message::Batch(requests) => {
             for request in requests {
-                if let Some((id, answer)) = run(daemon, request).await {
+                let answered = match out.len() {
+                    ..BATCH_ANSWER_MAX => run(daemon, peer, request).await,
+                    _ => too_much(request),
+                };
+                if let Some((id, answer)) = answered {
                     out.push(if out.is_empty() { '[' } else { ',' });
                     jsonrpc::write_answer(&mut out, &id, &answer);
                 }
@@ -221,22 +246,36 @@ async fn respond(daemon: &Rc<Daemon>, message: Message) -> (String, bool) {
     (out, true)
 }
 
+/// What is answered for a call of a batch whose answer is too long already; it is not made.
+fn too_much(request: Result<Request, Rejected>) -> Option<(Id, Result<Value, RpcError>)> {
+    let id = match request {
+        Ok(request) => request.id?,
+        Err(rejected) => rejected.id,
+    };
+    let text = format!("the answers of the calls before this one are longer than {BATCH_ANSWER_MAX} bytes");
+    Some((
+        id,
+        Err(RpcError::refused(libc::E2BIG, text).hint("this call was not made; send fewer in a batch")),
+    ))
+}
+
 async fn run(
     daemon: &Rc<Daemon>,
+    peer: &UnixStream,
     request: Result<Request, Rejected>,
 ) -> Option<(Id, Result<Value, RpcError>)> {
     let request = match request {
         Ok(request) => request,
         Err(rejected) => return Some((rejected.id, Err(rejected.error))),
     };
-    let answer = call(daemon, &request).await;
+    let answer = call(daemon, peer, &request).await;
     if let Err(error) = &answer {
         tracing::debug!(method = request.method, code = error.code, error.message, "call refused");
     }
     request.id.map(|id| (id, answer))
 }
 
-async fn call(daemon: &Rc<Daemon>, request: &Request) -> Result<Value, RpcError> {
+async fn call(daemon: &Rc<Daemon>, peer: &UnixStream, request: &Request) -> Result<Value, RpcError> {
     let Some(method) = table::find(&request.method) else {
         let error = RpcError::new(METHOD_NOT_FOUND, "Method not found");
         return Err(match table::nearest_method(&request.method) {
@@ -245,7 +284,28 @@ async fn call(daemon: &Rc<Daemon>, request: &Request) -> Result<Value, RpcError>
         });
     };
     let params = schema::check(method.params, request.params.as_deref())?;
-    // A client that goes away is noticed only when the answer is written, so a call always runs to its end: a
-    // half-made object would be worse than an answer nobody reads.
-    (method.run)(daemon.clone(), params).await
+    let work = (method.run)(daemon.clone(), params);
+    // What changes something runs to its end, whoever goes away: a half-made object would be worse than an answer
+    // nobody reads.
+    if !method.only_reads() {
+        return work.await;
+    }
+    tokio::select! {
+        answer = work => answer,
+        () = gone(peer) => Err(RpcError::refused(libc::ECANCELED, "the client went away")),
+    }
+}
+
+/// Resolves when the peer has closed both directions; one that only ended its own still reads.
+async fn gone(peer: &UnixStream) {
+    loop {
+        tokio::time::sleep(PEER_POLL).await;
+        // A stream that takes nothing now is not a closed one, so this must not wait.
+        let ready = tokio::time::timeout(Duration::ZERO, peer.ready(Interest::READABLE | Interest::WRITABLE));
+        if let Ok(Ok(ready)) = ready.await
+            && ready.is_write_closed()
+        {
+            return;
+        }
+    }
 }

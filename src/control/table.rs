@@ -1,5 +1,5 @@
-//! The one table of methods. Dispatch, parameter checks, `rpc_get_methods`, the reference page and the command
-//! line's completion all come from it.
+//! The one table of methods. Dispatch, parameter checks, `rpc_get_methods`, `rpc_get_schema` and the reference page all
+//! come from it.
 #![forbid(unsafe_code)]
 
 use super::Daemon;
@@ -29,6 +29,14 @@ pub struct Method {
     pub result: &'static str,
     /// The code behind it. Gets parameters that satisfy `params`.
     pub run: fn(Rc<Daemon>, Params) -> Answer,
+}
+
+impl Method {
+    /// Whether it changes nothing, so that nobody misses it when its caller is gone. The names say so: a method's verb
+    /// is `get`, `list` or `diff`, alone or with what is got.
+    pub fn only_reads(&self) -> bool {
+        self.name.split('_').any(|word| ["get", "list", "diff"].contains(&word))
+    }
 }
 
 /// A chapter of the reference page.
@@ -86,7 +94,7 @@ pub fn reference_page() -> String {
 fn write_rows(page: &mut String, params: &[Param], path: &str) {
     for param in params {
         let need = if param.required { "required" } else { "" };
-        let (name, kind) = (param.name, param.kind.describe());
+        let (name, kind) = (param.name, param.kind.describe().replace('|', "\\|"));
         let _ = writeln!(page, "| `{path}{name}` | {kind} | {need} | {} |", param.doc);
         let nested = match param.kind {
             Kind::Object(members) => Some((members, format!("{path}{name}."))),
@@ -118,6 +126,18 @@ mod tests {
                 assert!(text.ends_with('.'), "{}: {text:?} is not a sentence", method.name);
             }
         }
+    }
+
+    #[test]
+    fn what_changes_something_is_told_from_what_only_reads() {
+        let verbs =
+            ["create", "delete", "destroy", "export", "import", "add", "remove", "set", "resize", "rename"];
+        for method in all() {
+            let changes = method.name.split('_').any(|word| verbs.contains(&word));
+            assert!(!(changes && method.only_reads()), "{}", method.name);
+        }
+        assert!(find("bdev_get_bdevs").is_some_and(Method::only_reads));
+        assert!(find("snapshot_diff").is_some_and(Method::only_reads));
     }
 
     #[test]

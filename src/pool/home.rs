@@ -142,11 +142,11 @@ impl Home {
         }
     }
 
-    /// The entity with this name or UUID.
+    /// The entity with this UUID or name. The UUID first, so that no name can stand in for it.
     pub(super) fn find(&self, name: &str) -> Result<Entity, PoolError> {
         let records = self.records.borrow();
-        let by_name = records.named(name);
-        let found = by_name.or_else(|| Uuid::parse_str(name).ok().and_then(|uuid| records.with_uuid(uuid)));
+        let by_uuid = Uuid::parse_str(name).ok().and_then(|uuid| records.with_uuid(uuid));
+        let found = by_uuid.or_else(|| records.named(name));
         found.ok_or_else(|| {
             let pool = &records.pool.name;
             PoolError::not_found(format!("pool '{pool}' has no volume or snapshot named '{name}'"))
@@ -220,6 +220,7 @@ impl Home {
             block_size: spec.block_size,
             write_cache: spec.write_cache,
             created: unix_now(),
+            origin: None,
         };
         self.add_volume(volume, None).await?;
         drop(lock);
@@ -244,6 +245,7 @@ impl Home {
                 block_size: node.block_size,
                 write_cache: origin.is_none_or(|origin| origin.write_cache),
                 created: unix_now(),
+                origin: Some(node.uuid),
             }
         };
         self.add_volume(volume, Some(parent)).await?;
@@ -458,7 +460,8 @@ impl Home {
             volume.deallocate(size, old - size).await?;
         }
         volume.shared.size.store(size, Ordering::Relaxed);
-        drop(lock);
+        // The handle first: who gets the lock may be about to close the pool, which no handle may outlive.
+        drop((volume, lock));
         self.node(name).await
     }
 

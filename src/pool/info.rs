@@ -56,6 +56,10 @@ pub struct NodeInfo {
     pub children: Vec<String>,
     /// The volume it was taken of, if that is still there (snapshots).
     pub volume: Option<String>,
+    /// That volume's UUID.
+    pub volume_uuid: Option<Uuid>,
+    /// The UUID of the snapshot it began as, which may be gone (clones).
+    pub origin: Option<Uuid>,
     /// Bytes.
     pub size: u64,
     /// Bytes that its tree names.
@@ -192,13 +196,16 @@ impl Home {
         }
         children.sort_unstable();
         let (referenced, written) = accounts.get(&id).copied().unwrap_or_default();
+        let of = records.volume(VolumeId(node.volume));
         let info = NodeInfo {
             name: node.name.clone().unwrap_or_default(),
             kind: NodeKind::Snapshot,
             uuid: node.uuid,
             parent,
             children,
-            volume: records.volume(VolumeId(node.volume)).map(|volume| volume.name.clone()),
+            volume: of.map(|volume| volume.name.clone()),
+            volume_uuid: of.map(|volume| volume.uuid),
+            origin: None,
             size: node.size,
             referenced: referenced * BLOCK,
             written: written * BLOCK,
@@ -215,6 +222,8 @@ impl Home {
             kind: NodeKind::Volume,
             uuid: volume.uuid,
             volume: None,
+            volume_uuid: None,
+            origin: volume.origin,
             size: volume.size,
             unique: Some(written * BLOCK),
             write_cache: volume.write_cache,

@@ -264,6 +264,15 @@ impl Pool {
         .await?
     }
 
+    /// Returns when the operation under way, if any, has ended.
+    pub async fn settle(&self) -> Result<(), PoolError> {
+        self.run(|home| async move {
+            let _turn = home.operations.acquire(1).await;
+            Ok(())
+        })
+        .await
+    }
+
     /// What the pool is and how full.
     pub async fn info(&self) -> Result<PoolInfo, PoolError> {
         self.run(|home| async move { home.info().await }).await

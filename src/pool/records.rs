@@ -56,6 +56,9 @@ pub struct VolumeRecord {
     pub write_cache: bool,
     /// Seconds since 1970.
     pub created: u64,
+    /// The snapshot it began as, by UUID, for a clone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Uuid>,
 }
 
 /// A node: a head (no name, not sealed) or a snapshot.

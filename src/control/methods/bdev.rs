@@ -43,7 +43,11 @@ pub const CHAPTER: Chapter = Chapter {
             summary: "Closes a device that `bdev_malloc_create` opened.",
             params: BY_NAME,
             result: "`true`.",
-            run: |daemon, params| Box::pin(async move { delete(&daemon, &params).await }),
+            run: |daemon, params| {
+                Box::pin(
+                    async move { delete(&daemon, &params, |origin| matches!(origin, Origin::Malloc)).await },
+                )
+            },
         },
         Method {
             name: "bdev_aio_create",
@@ -65,7 +69,11 @@ pub const CHAPTER: Chapter = Chapter {
             summary: "Closes a device that `bdev_aio_create` opened.",
             params: BY_NAME,
             result: "`true`.",
-            run: |daemon, params| Box::pin(async move { delete(&daemon, &params).await }),
+            run: |daemon, params| {
+                Box::pin(async move {
+                    delete(&daemon, &params, |origin| matches!(origin, Origin::Aio { .. })).await
+                })
+            },
         },
         Method {
             name: "bdev_uring_create",
@@ -84,14 +92,22 @@ pub const CHAPTER: Chapter = Chapter {
             summary: "Closes a device that `bdev_uring_create` opened.",
             params: BY_NAME,
             result: "`true`.",
-            run: |daemon, params| Box::pin(async move { delete(&daemon, &params).await }),
+            run: |daemon, params| {
+                Box::pin(async move {
+                    delete(&daemon, &params, |origin| matches!(origin, Origin::Uring { .. })).await
+                })
+            },
         },
         Method {
             name: "bdev_get_bdevs",
             summary: "Lists all devices, volumes and snapshots, or shows one.",
             params: &[
                 optional("name", BDEV, "Only this one: its name, alias or UUID."),
-                optional("timeout", UNSIGNED, "With `name`: wait so many milliseconds for it to appear."),
+                optional(
+                    "timeout",
+                    UNSIGNED,
+                    "With `name`: wait so many milliseconds for it to appear; at most a minute.",
+                ),
             ],
             result: "a list of bdevs in SPDK's shape.",
             run: |daemon, params| Box::pin(async move { get_bdevs(&daemon, &params).await }),
@@ -110,7 +126,12 @@ pub const CHAPTER: Chapter = Chapter {
 pub const BDEV: Kind = Kind::Text { max: 512 };
 const PATH: Kind = Kind::Text { max: 4096 };
 const ZERO: Kind = Kind::Unsigned { min: 0, max: 0 };
-const BLOCK_SIZE: Kind = Kind::Unsigned { min: 512, max: 4096 };
+/// What a block may have in bytes.
+pub const BLOCK_SIZE: Kind = Kind::Choice(&[512, 4096]);
+/// The longest wait for a bdev, in milliseconds.
+const TIMEOUT_MAX: u64 = 60_000;
+/// Memory that memory devices leave to the rest of the machine.
+const MEMORY_MARGIN: u64 = 256 << 20;
 const BY_NAME: &[Param] = &[required("name", Kind::Name, "The device's name or UUID.")];
 
 /// An error in SPDK's words: the errno's own text as the message, ours as the reason.
@@ -118,19 +139,17 @@ pub fn errno(errno: i32, reason: impl Into<String>) -> RpcError {
     RpcError::refused(errno, reason).spoken_as(-i64::from(errno), errno_text(errno))
 }
 
-fn block_size(params: &Params) -> Result<Option<u64>, RpcError> {
-    match params.u64_opt("block_size")? {
-        Some(size) if size != 512 && size != 4096 => {
-            Err(RpcError::field("block_size", "must be 512 or 4096"))
-        }
-        size => Ok(size),
-    }
-}
-
 async fn malloc_create(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
-    let block_size = block_size(params)?.unwrap_or(4096);
+    let block_size = params.u64_opt("block_size")?.unwrap_or(4096);
     let size = params.u64("num_blocks")?.checked_mul(block_size).filter(|size| i64::try_from(*size).is_ok());
     let size = size.ok_or_else(|| RpcError::field("num_blocks", "the device would be larger than 8 EiB"))?;
+    if let Some(available) = available_memory()
+        && size > available.saturating_sub(MEMORY_MARGIN)
+    {
+        let reason =
+            format!("{size} bytes are asked for; {available} are available, some of which must stay free");
+        return Err(errno(libc::ENOMEM, reason));
+    }
     let name = match params.text_opt("name")? {
         Some(name) => name.to_owned(),
         None => (0..)
@@ -152,13 +171,21 @@ async fn malloc_create(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, Rp
     .await
 }
 
+/// Bytes that can be taken without pushing others out, as the kernel estimates (proc(5), `MemAvailable`).
+fn available_memory() -> Option<u64> {
+    let table = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = table.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
+
 async fn file_create(daemon: &Rc<Daemon>, params: &Params, aio: bool) -> Result<Value, RpcError> {
     let filename = params.text("filename")?.to_owned();
     if filename.contains(['?', '&']) {
         return Err(RpcError::field("filename", "must not hold ? or &"));
     }
     let mut uri = format!("uring:{filename}");
-    let given = block_size(params)?;
+    let given = params.u64_opt("block_size")?;
     if let Some(block_size) = given {
         uri.push_str(&format!("?block_size={block_size}"));
     }
@@ -196,7 +223,13 @@ async fn open(daemon: &Rc<Daemon>, opening: Opening) -> Result<Value, RpcError> 
     }
 }
 
-async fn delete(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
+/// Closes a device that was opened by the call that belongs to this one; to SPDK's clients there is no other.
+async fn delete(daemon: &Rc<Daemon>, params: &Params, own: fn(&Origin) -> bool) -> Result<Value, RpcError> {
+    let name = params.text("name")?;
+    if daemon.devices.find(name).is_some_and(|device| !own(&device.origin)) {
+        let reason = format!("device {name} was opened by another call; device_delete closes it");
+        return Err(errno(libc::ENODEV, reason));
+    }
     device::delete(daemon, params.text("name")?).await.map_err(|error| {
         let errno = i32::try_from(-error.code).unwrap_or(libc::EIO);
         let code = error.code;
@@ -210,7 +243,7 @@ async fn get_bdevs(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcErr
         bdevs.extend(lvol::all_bdevs(daemon).await?);
         return Ok(Value::Array(bdevs));
     };
-    let wait = Duration::from_millis(params.u64_opt("timeout")?.unwrap_or(0));
+    let wait = Duration::from_millis(params.u64_opt("timeout")?.unwrap_or(0).min(TIMEOUT_MAX));
     let started = Instant::now();
     loop {
         if let Some(bdev) = one(daemon, name).await {

@@ -66,6 +66,7 @@ const BY_NAME: &[Param] = &[required("name", Kind::Name, "The device's name or U
 
 async fn create(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
     let (name, uri) = (params.text("name")?, params.text("uri")?);
+    daemon.devices.until_opened(name).await;
     if let Some(device) = daemon.devices.find(name) {
         if device.uri == uri && device.name == name {
             return Ok(view(daemon, &device));
@@ -101,11 +102,16 @@ pub fn named(daemon: &Daemon, name: &str) -> Result<Rc<OpenDevice>, RpcError> {
 
 /// Closes a device unless something uses it.
 pub async fn delete(daemon: &Daemon, name: &str) -> Result<Value, RpcError> {
-    let device = named(daemon, name)?;
-    if let Some(user) = daemon.user_of(&device) {
-        return Err(RpcError::refused(libc::EBUSY, format!("device {name} is in use by {user}")));
-    }
-    daemon.devices.remove(&device.name);
+    let device = {
+        // Under the lock no namespace is just coming to use it.
+        let _changing = daemon.exports.lock().await;
+        let device = named(daemon, name)?;
+        if let Some(user) = daemon.user_of(&device) {
+            return Err(RpcError::refused(libc::EBUSY, format!("device {name} is in use by {user}")));
+        }
+        daemon.devices.remove(&device.name);
+        device
+    };
     daemon.devices.settle(&device).await;
     Ok(Value::Bool(true))
 }

@@ -5,9 +5,9 @@ use super::nvmf::target_error;
 use crate::control::Daemon;
 use crate::control::error::RpcError;
 use crate::control::exports::{Addition, ChangeError, Record};
-use crate::control::pools::Found;
+use crate::control::lookup::Found;
 use crate::control::schema::Params;
-use crate::nvme::nqn::NQN_LEN_MAX;
+use crate::nvme::nqn::{DISCOVERY, NQN_LEN_MAX};
 use crate::target::{SubsystemSpec, TargetError};
 use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -27,8 +27,13 @@ pub async fn export(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcEr
         },
         None => daemon.listen,
     };
-    let hosts = params.texts("hosts")?;
+    let mut hosts = params.texts("hosts")?;
+    hosts.sort_unstable();
+    hosts.dedup();
     let read_only = params.bool_opt("read_only")?;
+    if params.text_opt("nqn")?.is_some_and(|nqn| nqn == DISCOVERY) {
+        return Err(refusal(TargetError::ReservedNqn.into()));
+    }
     let _changing = daemon.exports.lock().await;
     let found = daemon.node("name", params.text("name")?).await?;
     let nqn = match params.text_opt("nqn")? {
@@ -38,17 +43,22 @@ pub async fn export(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcEr
             None => derived_nqn(&found),
         },
     };
-    let existing = daemon.exports.get(&nqn);
-    if let Some(record) = &existing {
-        check_same(record, &found, &hosts, read_only)?;
-    } else if let Err(error) = build(daemon, &found, &nqn, &hosts, listen, read_only.unwrap_or(false)).await {
-        // What was made so far goes away again; a subsystem that was never made is not an error here.
-        let _ = daemon.delete_subsystem(&nqn).await;
-        return Err(refusal(error));
-    }
-    if existing.is_some_and(|record| params.has("listen") || record.listeners.is_empty()) {
-        // Also when the address is recorded already, but could not be opened when the pool came up.
-        match daemon.add_listener(&nqn, listen).await {
+    let listen = match daemon.exports.get(&nqn) {
+        Some(record) => {
+            check_same(&record, &found, &hosts, read_only)?;
+            match params.has("listen") || record.listeners.is_empty() {
+                true => vec![listen],
+                false => record.listeners,
+            }
+        }
+        None => {
+            build(daemon, &found, &nqn, &hosts, listen, read_only.unwrap_or(false)).await.map_err(refusal)?;
+            vec![listen]
+        }
+    };
+    for address in listen {
+        // Also where the address is recorded already, but could not be opened so far.
+        match daemon.add_listener(&nqn, address).await {
             Ok(()) | Err(ChangeError::Target(TargetError::ListenerExists { .. })) => {}
             Err(error) => return Err(refusal(error)),
         }
@@ -69,6 +79,22 @@ async fn build(
     let mut spec = SubsystemSpec::new(nqn);
     spec.allow_any_host = hosts.is_empty();
     daemon.create_subsystem(spec)?;
+    let filled = fill(daemon, found, nqn, hosts, listen, read_only).await;
+    if filled.is_err() {
+        // What this call made goes away again. Nothing listened yet, so nobody has to leave.
+        drop(daemon.delete_subsystem(nqn).await?);
+    }
+    filled
+}
+
+async fn fill(
+    daemon: &Daemon,
+    found: &Found,
+    nqn: &str,
+    hosts: &[String],
+    listen: SocketAddr,
+    read_only: bool,
+) -> Result<(), ChangeError> {
     for host in hosts {
         daemon.add_host(nqn, host).await?;
     }
@@ -104,11 +130,9 @@ fn check_same(
         .with("field", "read_only")
         .hint("unexport it first, or choose another NQN"));
     }
-    let mut wanted = hosts.to_vec();
     let mut allowed = record.hosts.clone();
-    wanted.sort_unstable();
     allowed.sort_unstable();
-    if !hosts.is_empty() && (wanted != allowed || record.allow_any_host) {
+    if !hosts.is_empty() && (hosts != allowed || record.allow_any_host) {
         return Err(RpcError::refused(
             libc::EEXIST,
             format!("{} is exported already, to other hosts", found.node.name),
@@ -183,20 +207,24 @@ fn refusal(error: ChangeError) -> RpcError {
 
 /// Ends every export of a volume or snapshot.
 pub async fn unexport(daemon: &Rc<Daemon>, name: &str) -> Result<Value, RpcError> {
-    let _changing = daemon.exports.lock().await;
+    let changing = daemon.exports.lock().await;
     let found = daemon.node("name", name).await?;
     let exports = daemon.exports.of_node(found.node.uuid);
     if exports.is_empty() {
         return Err(RpcError::refused(libc::ENOENT, format!("{} is not exported", found.node.name)));
     }
-    let mut nqns = Vec::new();
+    let (mut nqns, mut leaving) = (Vec::new(), Vec::new());
     for (nqn, nsid) in exports {
         let alone = daemon.exports.get(&nqn).is_some_and(|record| record.namespaces.len() == 1);
-        match alone {
+        leaving.push(match alone {
             true => daemon.delete_subsystem(&nqn).await.map_err(refusal)?,
             false => daemon.remove_namespace(&nqn, nsid).await.map_err(refusal)?,
-        }
+        });
         nqns.push(nqn);
+    }
+    drop(changing);
+    for leaving in leaving {
+        leaving.end().await.map_err(refusal)?;
     }
     nqns.dedup();
     Ok(json!(nqns))

@@ -8,7 +8,7 @@ use super::bdev::{BDEV, Shape, bdev, errno};
 use super::volume;
 use crate::control::Daemon;
 use crate::control::error::{INVALID_PARAMS, RpcError, errno_text};
-use crate::control::pools::{Found, pool_error};
+use crate::control::lookup::{Found, pool_error};
 use crate::control::schema::{Kind, Param, Params, UNSIGNED, optional, required};
 use crate::control::table::{Chapter, Method};
 use crate::pool::{NodeInfo, NodeKind, Pool, PoolInfo, PoolOptions, VolumeSpec};
@@ -87,7 +87,7 @@ pub const CHAPTER: Chapter = Chapter {
                 Box::pin(async move {
                     let found = lvol(&daemon, params.text("lvol_name")?).await?;
                     let name = params.text("snapshot_name")?;
-                    let node = found.pool.snapshot_create(&found.node.name, name).await;
+                    let node = found.pool.snapshot_create(&found.id(), name).await;
                     Ok(json!(node.map_err(refusal)?.uuid))
                 })
             },
@@ -107,7 +107,7 @@ pub const CHAPTER: Chapter = Chapter {
                         let error = RpcError::field("snapshot_name", "is not a snapshot");
                         return Err(error.spoken_as(INVALID_PARAMS, errno_text(libc::EINVAL)));
                     }
-                    let node = found.pool.clone_create(&found.node.name, params.text("clone_name")?).await;
+                    let node = found.pool.clone_create(&found.id(), params.text("clone_name")?).await;
                     Ok(json!(node.map_err(refusal)?.uuid))
                 })
             },
@@ -315,7 +315,8 @@ pub async fn all_bdevs(daemon: &Daemon) -> Result<Vec<Value>, RpcError> {
 
 /// The volume or snapshot with that bdev name, as a bdev.
 pub async fn one_bdev(daemon: &Rc<Daemon>, name: &str) -> Option<Value> {
-    let found = lvol(daemon, name).await.ok()?;
+    let by_its_name = name.contains('/') || Uuid::try_parse(name).is_ok();
+    let found = if by_its_name { daemon.node_if_any(name).await? } else { return None };
     Some(node_bdev(daemon, &found.pool, &found.node))
 }
 

@@ -3,6 +3,7 @@
 
 use super::bdev::{BDEV, errno};
 use crate::control::Daemon;
+use crate::control::changes::Leaving;
 use crate::control::error::{INTERNAL_ERROR, INVALID_PARAMS, RpcError};
 use crate::control::exports::{Addition, ChangeError, hex};
 use crate::control::schema::{Kind, Param, Params, UNSIGNED, optional, required};
@@ -120,8 +121,10 @@ pub const CHAPTER: Chapter = Chapter {
             result: "`true`.",
             run: |daemon, params| {
                 Box::pin(async move {
-                    let _changing = daemon.exports.lock().await;
-                    done(daemon.delete_subsystem(params.text("nqn")?).await)
+                    let changing = daemon.exports.lock().await;
+                    let leaving = daemon.delete_subsystem(params.text("nqn")?).await;
+                    drop(changing);
+                    left(leaving).await
                 })
             },
         },
@@ -146,8 +149,11 @@ pub const CHAPTER: Chapter = Chapter {
             result: "`true`.",
             run: |daemon, params| {
                 Box::pin(async move {
-                    let _changing = daemon.exports.lock().await;
-                    done(daemon.remove_namespace(params.text("nqn")?, nsid(&params)?.unwrap_or(0)).await)
+                    let changing = daemon.exports.lock().await;
+                    let leaving =
+                        daemon.remove_namespace(params.text("nqn")?, nsid(&params)?.unwrap_or(0)).await;
+                    drop(changing);
+                    left(leaving).await
                 })
             },
         },
@@ -180,8 +186,10 @@ pub const CHAPTER: Chapter = Chapter {
             run: |daemon, params| {
                 Box::pin(async move {
                     let address = listen_address(&params)?;
-                    let _changing = daemon.exports.lock().await;
-                    done(daemon.remove_listener(params.text("nqn")?, address).await)
+                    let changing = daemon.exports.lock().await;
+                    let leaving = daemon.remove_listener(params.text("nqn")?, address).await;
+                    drop(changing);
+                    left(leaving).await
                 })
             },
         },
@@ -216,12 +224,14 @@ pub const CHAPTER: Chapter = Chapter {
             result: "`true`.",
             run: |daemon, params| {
                 Box::pin(async move {
-                    let _changing = daemon.exports.lock().await;
-                    match daemon.remove_host(params.text("nqn")?, params.text("host")?).await {
+                    let changing = daemon.exports.lock().await;
+                    let leaving = daemon.remove_host(params.text("nqn")?, params.text("host")?).await;
+                    drop(changing);
+                    match leaving {
                         Err(ChangeError::Target(error @ TargetError::NoHost { .. })) => {
                             Err(target_error(&error).spoken_as(INTERNAL_ERROR, "Internal error"))
                         }
-                        other => done(other),
+                        leaving => left(leaving).await,
                     }
                 })
             },
@@ -233,8 +243,11 @@ pub const CHAPTER: Chapter = Chapter {
             result: "`true`.",
             run: |daemon, params| {
                 Box::pin(async move {
-                    let _changing = daemon.exports.lock().await;
-                    done(daemon.allow_any_host(params.text("nqn")?, params.bool("allow_any_host")?).await)
+                    let changing = daemon.exports.lock().await;
+                    let leaving =
+                        daemon.allow_any_host(params.text("nqn")?, params.bool("allow_any_host")?).await;
+                    drop(changing);
+                    left(leaving).await
                 })
             },
         },
@@ -303,6 +316,14 @@ const ADDRESS: &[Param] = &[
 
 fn done(change: Result<(), ChangeError>) -> Result<Value, RpcError> {
     change.map(|()| Value::Bool(true)).map_err(spoken)
+}
+
+/// As [`done`], once those have left who had to.
+async fn left(leaving: Result<Leaving, ChangeError>) -> Result<Value, RpcError> {
+    match leaving {
+        Ok(leaving) => done(leaving.end().await),
+        Err(error) => Err(spoken(error)),
+    }
 }
 
 /// A refused change in SPDK's words.
@@ -413,7 +434,8 @@ async fn create_subsystem(daemon: &Rc<Daemon>, params: &Params) -> Result<Value,
     let _changing = daemon.exports.lock().await;
     match daemon.create_subsystem(spec) {
         Ok(()) => Ok(Value::Bool(true)),
-        Err(error) => {
+        Err(ChangeError::Refused(error)) => Err(error),
+        Err(ChangeError::Target(error)) => {
             Err(target_error(&error).spoken_as(INTERNAL_ERROR, &format!("Unable to create subsystem {nqn}")))
         }
     }

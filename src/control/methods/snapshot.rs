@@ -1,13 +1,13 @@
 //! Snapshots, clones and differences.
 #![forbid(unsafe_code)]
 
-use super::volume::{delete, get, list, view};
+use super::volume::{delete, get, list, made_or_same, view};
 use crate::control::Daemon;
 use crate::control::error::RpcError;
-use crate::control::pools::{Found, pool_error};
+use crate::control::lookup::{Found, pool_error};
 use crate::control::schema::{Kind, Param, Params, optional, required};
 use crate::control::table::{Chapter, Method};
-use crate::pool::{NodeInfo, NodeKind};
+use crate::pool::{NodeInfo, NodeKind, Pool, PoolErrorKind};
 use serde_json::{Value, json};
 use std::rc::Rc;
 
@@ -30,7 +30,8 @@ pub const CHAPTER: Chapter = Chapter {
         },
         Method {
             name: "snapshot_create_group",
-            summary: "Takes snapshots of several volumes of one pool in one instant.",
+            summary: "Takes snapshots of several volumes of one pool in one instant. Repeating the call gives the same \
+                      snapshots.",
             params: &[required(
                 "snapshots",
                 Kind::List { of: &Kind::Object(MEMBER), max: 256 },
@@ -56,8 +57,8 @@ pub const CHAPTER: Chapter = Chapter {
             result: "the snapshot.",
             run: |daemon, params| {
                 Box::pin(async move {
-                    daemon.snapshot("name", params.text("name")?).await?;
-                    get(&daemon, params.text("name")?).await
+                    let found = daemon.snapshot("name", params.text("name")?).await?;
+                    get(&daemon, found).await
                 })
             },
         },
@@ -108,26 +109,17 @@ const MEMBER: &[Param] = &[
 ];
 
 async fn create(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
-    let named = params.text("volume")?;
-    let volume = match (params.text_opt("pool")?, named.contains('/')) {
-        (Some(pool), false) => daemon.volume("volume", &format!("{pool}/{named}")).await?,
-        _ => daemon.volume("volume", named).await?,
-    };
+    let volume = daemon.volume_of("volume", params.text("volume")?, params.text_opt("pool")?).await?;
     let name = params.text("name")?;
-    if let Ok(node) = volume.pool.find(name).await {
-        return same_snapshot(daemon, &volume, node);
-    }
-    let node = volume.pool.snapshot_create(&volume.node.name, name).await.map_err(pool_error)?;
+    let made = volume.pool.snapshot_create(&volume.id(), name).await;
+    let node = made_or_same(&volume.pool, name, made, |node| same_snapshot(&volume.node, node)).await?;
     Ok(view(daemon, &Found { node, ..volume }))
 }
 
-/// An existing snapshot, if it is one of that volume.
-fn same_snapshot(daemon: &Rc<Daemon>, volume: &Found, node: NodeInfo) -> Result<Value, RpcError> {
-    if node.kind == NodeKind::Snapshot && node.volume.as_ref() == Some(&volume.node.name) {
-        let found = Found { pool: volume.pool.clone(), node };
-        return Ok(view(daemon, &found));
-    }
+/// Whether an existing node is a snapshot of that volume.
+fn same_snapshot(volume: &NodeInfo, node: &NodeInfo) -> Result<(), RpcError> {
     let what = match node.kind {
+        NodeKind::Snapshot if node.volume_uuid == Some(volume.uuid) => return Ok(()),
         NodeKind::Snapshot => "a snapshot of another volume",
         NodeKind::Volume => "a volume",
     };
@@ -148,23 +140,44 @@ async fn create_group(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, Rpc
                 format!("is not in pool {}, as the others are", first.name()),
             ));
         }
-        wanted.push((volume.node.name, member.text("name")?.to_owned()));
+        wanted.push((volume.node, member.text("name")?.to_owned()));
     }
     let Some(pool) = pool else {
         return Err(RpcError::field("snapshots", "must name at least one volume"));
     };
-    let taken = pool.snapshot_group(wanted).await.map_err(pool_error)?;
+    let pairs = wanted.iter().map(|(volume, name)| (volume.uuid.to_string(), name.clone()));
+    let taken = match pool.snapshot_group(pairs.collect()).await {
+        Err(error) if error.kind == PoolErrorKind::Exists => match same_group(&pool, &wanted).await {
+            Some(taken) => taken,
+            None => return Err(pool_error(error)),
+        },
+        taken => taken.map_err(pool_error)?,
+    };
     let views = taken.into_iter().map(|node| view(daemon, &Found { pool: pool.clone(), node }));
     Ok(views.collect())
 }
 
+/// The snapshots that an earlier call like this took: all there, of these volumes, and of one instant.
+async fn same_group(pool: &Pool, wanted: &[(NodeInfo, String)]) -> Option<Vec<NodeInfo>> {
+    let mut taken: Vec<NodeInfo> = Vec::new();
+    for (volume, name) in wanted {
+        let node = pool.find(name).await.ok()?;
+        let of_one_instant = taken.first().is_none_or(|first| first.epoch == node.epoch);
+        if !of_one_instant || same_snapshot(volume, &node).is_err() {
+            return None;
+        }
+        taken.push(node);
+    }
+    Some(taken)
+}
+
 async fn list_snapshots(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
     let volume = match params.text_opt("volume")? {
-        Some(name) => Some(daemon.volume("volume", name).await?.node.name),
+        Some(name) => Some(daemon.volume_of("volume", name, params.text_opt("pool")?).await?.node.uuid),
         None => None,
     };
     list(daemon, params, |node| {
-        node.kind == NodeKind::Snapshot && (volume.is_none() || node.volume == volume)
+        node.kind == NodeKind::Snapshot && (volume.is_none() || node.volume_uuid == volume)
     })
     .await
 }
@@ -178,7 +191,7 @@ async fn diff(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
             format!("is in pool {}, not {}", to.pool.name(), from.pool.name()),
         ));
     }
-    let ranges = from.pool.diff(&from.node.name, &to.node.name).await.map_err(pool_error)?;
+    let ranges = from.pool.diff(&from.id(), &to.id()).await.map_err(pool_error)?;
     let changed: u64 = ranges.iter().map(|(_, length)| length).sum();
     let max = usize::try_from(params.u64_opt("max_ranges")?.unwrap_or(10_000)).unwrap_or(usize::MAX);
     let listed: Vec<Value> = ranges
@@ -192,16 +205,14 @@ async fn diff(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
 async fn clone(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
     let snapshot = daemon.snapshot("snapshot", params.text("snapshot")?).await?;
     let name = params.text("name")?;
-    if let Ok(node) = snapshot.pool.find(name).await {
-        if node.kind == NodeKind::Volume && node.parent.as_ref() == Some(&snapshot.node.name) {
-            return Ok(view(daemon, &Found { node, ..snapshot }));
+    let made = snapshot.pool.clone_create(&snapshot.id(), name).await;
+    let node = made_or_same(&snapshot.pool, name, made, |node| {
+        if node.origin == Some(snapshot.node.uuid) {
+            return Ok(());
         }
-        return Err(RpcError::refused(
-            libc::EEXIST,
-            format!("{name} exists already, and is not a clone of {}", snapshot.node.name),
-        )
-        .with("field", "name"));
-    }
-    let node = snapshot.pool.clone_create(&snapshot.node.name, name).await.map_err(pool_error)?;
+        let text = format!("{name} exists already, and is not a clone of {}", snapshot.node.name);
+        Err(RpcError::refused(libc::EEXIST, text).with("field", "name"))
+    });
+    let node = node.await?;
     Ok(view(daemon, &Found { node, ..snapshot }))
 }

@@ -44,7 +44,7 @@ pub const CHAPTER: Chapter = Chapter {
             name: "rpc_get_schema",
             summary: "Describes every method, or one, with its parameters.",
             params: &[optional("method", Kind::Text { max: 128 }, "Describe only this method.")],
-            result: "a list of `{name, summary, params: [{name, type, required, doc}], result}`.",
+            result: "a list of `{name, summary, params: [{name, type, values, required, doc}], result}`; `values` is null where there are too many to name.",
             run: |_, params| Box::pin(async move { schema(&params) }),
         },
     ],
@@ -103,6 +103,7 @@ fn schema(params: &Params) -> Result<Value, RpcError> {
                 json!({
                     "name": param.name,
                     "type": param.kind.describe(),
+                    "values": param.kind.values(),
                     "required": param.required,
                     "doc": param.doc,
                 })

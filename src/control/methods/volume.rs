@@ -1,12 +1,14 @@
 //! Volumes, and clones, which are volumes that began as a snapshot.
 #![forbid(unsafe_code)]
 
+use super::bdev::BLOCK_SIZE;
 use crate::control::Daemon;
 use crate::control::error::RpcError;
-use crate::control::pools::{Found, pool_error};
+use crate::control::lookup::{Found, pool_error};
+use crate::control::names::NAME_BYTES_MAX;
 use crate::control::schema::{Kind, Param, Params, optional, required};
 use crate::control::table::{Chapter, Method};
-use crate::pool::{NodeInfo, NodeKind, VolumeSpec};
+use crate::pool::{NodeInfo, NodeKind, Pool, PoolError, PoolErrorKind, VolumeSpec};
 use serde_json::{Map, Value, json};
 use std::rc::Rc;
 
@@ -23,11 +25,7 @@ pub const CHAPTER: Chapter = Chapter {
                 required("name", Kind::Name, "Its name."),
                 required("size", SIZE, "Its size in bytes, rounded up to 1 MiB."),
                 optional("pool", Kind::Name, "The pool; may be left out when there is one."),
-                optional(
-                    "block_size",
-                    Kind::Unsigned { min: 512, max: 4096 },
-                    "Block size for hosts, 512 or 4096 (the default).",
-                ),
+                optional("block_size", BLOCK_SIZE, "Block size for hosts, 512 or 4096 (the default)."),
                 optional(
                     "write_cache",
                     Kind::Bool,
@@ -65,7 +63,7 @@ pub const CHAPTER: Chapter = Chapter {
             run: |daemon, params| {
                 Box::pin(async move {
                     daemon.volume("name", params.text("name")?).await?;
-                    get(&daemon, params.text("name")?).await
+                    get(&daemon, daemon.node("name", params.text("name")?).await?).await
                 })
             },
         },
@@ -116,7 +114,7 @@ pub const CHAPTER: Chapter = Chapter {
             name: "volume_rollback",
             summary: "Makes a volume what a snapshot was. What it held is kept as a snapshot unless that is declined.",
             params: &[
-                NAME,
+                optional("name", Kind::Node, "The volume; the one the snapshot was taken of when left out."),
                 required("snapshot", Kind::Node, "The snapshot; any of the pool."),
                 optional(
                     "keep",
@@ -173,10 +171,9 @@ const BY_NAME: &[Param] = &[NAME];
 
 async fn create(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
     let pool = daemon.pool_or_only(params.text_opt("pool")?)?;
-    let block_size = match params.u64_opt("block_size")?.unwrap_or(4096) {
-        512 => 512,
-        4096 => 4096,
-        _ => return Err(RpcError::field("block_size", "must be 512 or 4096")),
+    let block_size = match params.u64_opt("block_size")? {
+        Some(512) => 512,
+        _ => 4096,
     };
     let spec = VolumeSpec {
         name: params.text("name")?.to_owned(),
@@ -185,20 +182,37 @@ async fn create(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError>
         write_cache: params.bool_opt("write_cache")?.unwrap_or(true),
         uuid: params.uuid_opt("uuid")?,
     };
-    if let Ok(node) = pool.find(&spec.name).await
-        && node.name == spec.name
-    {
-        same_volume(&node, &spec)?;
-        return Ok(view(daemon, &Found { pool, node }));
-    }
-    let node = pool.volume_create(spec).await.map_err(pool_error)?;
+    let node = made_or_same(&pool, &spec.name, pool.volume_create(spec.clone()).await, |node| {
+        same_volume(node, &spec)
+    });
+    let node = node.await?;
     Ok(view(daemon, &Found { pool, node }))
+}
+
+/// What a call made, or what an earlier call like it made, judged by `same`.
+///
+/// It is tried first and looked at after: the pool makes one thing at a time, so when it says that the name is taken,
+/// whoever took it has been answered for, or would be.
+pub async fn made_or_same(
+    pool: &Pool,
+    name: &str,
+    made: Result<NodeInfo, PoolError>,
+    same: impl Fn(&NodeInfo) -> Result<(), RpcError>,
+) -> Result<NodeInfo, RpcError> {
+    match made {
+        Err(error) if error.kind == PoolErrorKind::Exists => match pool.find(name).await {
+            Ok(node) if node.name == name => same(&node).map(|()| node),
+            _ => Err(pool_error(error)),
+        },
+        made => made.map_err(pool_error),
+    }
 }
 
 /// Whether an existing volume is what a repeated call asks for; else which parameter differs.
 fn same_volume(node: &NodeInfo, spec: &VolumeSpec) -> Result<(), RpcError> {
     let differs = match node {
         node if node.kind != NodeKind::Volume => Some(("name", "a snapshot".to_owned())),
+        node if node.origin.is_some() => Some(("name", "a clone".to_owned())),
         node if node.size != spec.size.next_multiple_of(1 << 20) => {
             Some(("size", format!("of {} bytes", node.size)))
         }
@@ -242,9 +256,8 @@ pub async fn list(
 }
 
 /// One node with all that is counted of it.
-pub async fn get(daemon: &Rc<Daemon>, name: &str) -> Result<Value, RpcError> {
-    let mut found = daemon.node("name", name).await?;
-    found.node = found.pool.node(&found.node.name).await.map_err(pool_error)?;
+pub async fn get(daemon: &Rc<Daemon>, mut found: Found) -> Result<Value, RpcError> {
+    found.node = found.pool.node(&found.id()).await.map_err(pool_error)?;
     Ok(view(daemon, &found))
 }
 
@@ -259,7 +272,7 @@ pub async fn delete(daemon: &Rc<Daemon>, found: &Found) -> Result<Value, RpcErro
         )
         .hint(format!("end that first: rimrock volume unexport {name}")));
     }
-    found.pool.delete(name).await.map_err(pool_error)?;
+    found.pool.delete(&found.id()).await.map_err(|error| found.error(error))?;
     Ok(Value::Bool(true))
 }
 
@@ -270,7 +283,7 @@ pub async fn resize(
     size: u64,
     shrink: bool,
 ) -> Result<Found, RpcError> {
-    found.node = found.pool.resize(&found.node.name, size, shrink).await.map_err(pool_error)?;
+    found.node = found.pool.resize(&found.id(), size, shrink).await.map_err(|error| found.error(error))?;
     daemon.target.namespace_resized(found.node.uuid);
     Ok(found)
 }
@@ -278,49 +291,70 @@ pub async fn resize(
 /// Renames a node.
 pub async fn rename(mut found: Found, new_name: &str) -> Result<Found, RpcError> {
     if found.node.name != new_name {
-        found.node = found.pool.rename(&found.node.name, new_name).await.map_err(pool_error)?;
+        found.node = found.pool.rename(&found.id(), new_name).await.map_err(|error| found.error(error))?;
     }
     Ok(found)
 }
 
 async fn rollback(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
-    let volume = daemon.volume("name", params.text("name")?).await?;
-    let snapshot_name = params.text("snapshot")?;
-    // A snapshot named without its pool is one of the volume's own.
-    let qualified = match snapshot_name.contains('/') {
-        true => snapshot_name.to_owned(),
-        false => format!("{}/{snapshot_name}", volume.pool.name()),
+    let (snapshot, volume) = match params.text_opt("name")? {
+        Some(name) => {
+            let volume = daemon.volume("name", name).await?;
+            let snapshot_name = params.text("snapshot")?;
+            // A snapshot named without its pool is one of the volume's own.
+            let qualified = match snapshot_name.contains('/') {
+                true => snapshot_name.to_owned(),
+                false => format!("{}/{snapshot_name}", volume.pool.name()),
+            };
+            (daemon.snapshot("snapshot", &qualified).await?, volume)
+        }
+        None => {
+            let snapshot = daemon.snapshot("snapshot", params.text("snapshot")?).await?;
+            let volume = snapshot.node.volume_uuid.ok_or_else(|| {
+                let text = format!("the volume that {} was taken of is gone", snapshot.node.name);
+                RpcError::refused(libc::ENODEV, text).hint("make a clone of it, or name another volume")
+            })?;
+            let volume = format!("{}/{volume}", snapshot.pool.name());
+            let volume = daemon.volume("snapshot", &volume).await?;
+            (snapshot, volume)
+        }
     };
-    let snapshot = daemon.snapshot("snapshot", &qualified).await?;
-    if snapshot.pool.name() != volume.pool.name() {
+    if snapshot.pool.uuid() != volume.pool.uuid() {
         return Err(RpcError::field(
             "snapshot",
             format!("is in pool {}, the volume in another", snapshot.pool.name()),
         ));
     }
-    let name = &volume.node.name;
-    let keep = match (params.text_opt("keep")?, params.bool_opt("discard")?.unwrap_or(false)) {
+    let roll = async |keep| volume.pool.rollback(&volume.id(), &snapshot.id(), keep).await;
+    let done = match (params.text_opt("keep")?, params.bool_opt("discard")?.unwrap_or(false)) {
         (Some(_), true) => return Err(RpcError::field("discard", "contradicts keep")),
-        (Some(keep), false) => Some(keep.to_owned()),
-        (None, true) => None,
-        (None, false) => Some(free_name(&volume, &format!("{name}@before-rollback")).await?),
+        (Some(keep), false) => roll(Some(keep.to_owned())).await,
+        (None, true) => roll(None).await,
+        (None, false) => {
+            let mut number = 1;
+            loop {
+                match roll(Some(kept_name(&volume.node.name, number))).await {
+                    Err(error) if error.kind == PoolErrorKind::Exists => number += 1,
+                    done => break done,
+                }
+            }
+        }
     };
-    let done = volume.pool.rollback(name, &snapshot.node.name, keep).await.map_err(pool_error)?;
+    let kept = done.map_err(|error| volume.error(error))?.kept;
     daemon.target.namespace_resized(volume.node.uuid);
-    Ok(
-        json!({ "name": done.volume, "pool": volume.pool.name(), "snapshot": done.snapshot, "kept": done.kept }),
-    )
+    Ok(json!({
+        "name": volume.node.name,
+        "pool": volume.pool.name(),
+        "snapshot": snapshot.node.name,
+        "kept": kept,
+    }))
 }
 
-/// `stem-1`, `stem-2` … whichever is free.
-async fn free_name(found: &Found, stem: &str) -> Result<String, RpcError> {
-    for number in 1_u64.. {
-        let name = format!("{stem}-{number}");
-        if found.pool.find(&name).await.is_err() {
-            return Ok(name);
-        }
-    }
-    Err(RpcError::refused(libc::EEXIST, format!("every name {stem}-N is taken")))
+/// The name under which a rollback keeps what `volume` held, unless told otherwise: shortened where it must be.
+fn kept_name(volume: &str, number: u64) -> String {
+    let end = format!("@before-rollback-{number}");
+    let room = NAME_BYTES_MAX - end.len();
+    format!("{}{end}", volume.get(..room).unwrap_or(volume))
 }
 
 /// A node as the callers see it.
