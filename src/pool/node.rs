@@ -231,7 +231,7 @@ impl Nodes {
     pub fn encode(&self, index: u32) -> Vec<u8> {
         let mut raw = RawBlock::new_zeroed();
         let first = index * SLOTS_PER_BLOCK;
-        for (id, slot) in self.slots.range(NodeId(first)..NodeId(first + SLOTS_PER_BLOCK)) {
+        for (id, slot) in self.slots.range(NodeId(first)..=NodeId(first + (SLOTS_PER_BLOCK - 1))) {
             let root = match slot.root {
                 Root::Inherited => Pointer::EMPTY,
                 Root::Own(pointer) => pointer,
