@@ -269,7 +269,7 @@ pub(super) async fn create(
             start(shard, owners.key, home);
             Ok::<(), PoolError>(())
         });
-        if let Err(error) = made.await.map_err(PoolError::from).flatten() {
+        if let Err(error) = made.await.unwrap_or_else(|error| Err(error.into())) {
             abandon(&owners).await;
             return Err(error);
         }
@@ -325,7 +325,7 @@ pub(super) async fn open(
         }));
     }
     for result in super::join::all(opening.into_iter()).await {
-        match result.map_err(PoolError::from).flatten() {
+        match result.unwrap_or_else(|error| Err(error.into())) {
             Ok(newest) => epoch = epoch.max(newest),
             Err(error) => {
                 abandon(&owners).await;

@@ -176,6 +176,9 @@ impl Owners {
     /// Stops every shard: what is in memory and what is on the devices no longer fit together.
     pub async fn fail(&self, why: &'static str) {
         // A shard that is gone needs no stopping.
-        let _ = self.each(move |shard| async move { drop(shard.fail(why)) }).await;
+        let stop = move |shard: Rc<Shard>| async move {
+            shard.fail(why);
+        };
+        let _ = self.each(stop).await;
     }
 }

@@ -373,15 +373,15 @@ impl Shard {
             self.release();
         }
         loop {
-            let state = self.state.borrow();
-            if state.space.free_blocks(what) > before {
-                return Ok(());
+            let (free, waits) = {
+                let space = &self.state.borrow().space;
+                (space.free_blocks(what), space.waits_for_reads(self.durable_generation.get()))
+            };
+            match (free > before, waits) {
+                (true, _) => return Ok(()),
+                (false, true) => self.changed.wait().await,
+                (false, false) => break,
             }
-            if !state.space.waits_for_reads(self.durable_generation.get()) {
-                break;
-            }
-            drop(state);
-            self.changed.wait().await;
             self.check()?;
         }
         self.full.set(true);
