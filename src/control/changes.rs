@@ -195,7 +195,7 @@ impl Daemon {
         Ok(Leaving::begin(async move { target.allow_any_host(&nqn, allow).await }).await)
     }
 
-    fn record(&self, nqn: &str) -> Result<Record, TargetError> {
+    pub(super) fn record(&self, nqn: &str) -> Result<Record, TargetError> {
         self.exports.get(nqn).ok_or_else(|| TargetError::NoSubsystem { nqn: nqn.to_owned() })
     }
 

@@ -15,6 +15,7 @@ use crate::memory::{self, ArenaConfig};
 use crate::pool::{PoolManager, PoolOptions};
 use crate::reactor::{PollMode, ReactorConfig, ReactorError, Reactors};
 use crate::target::{SubsystemSpec, Target, TargetError};
+use crate::units::format_size;
 use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -27,6 +28,18 @@ pub enum StartError {
     /// The polling threads.
     #[error("{0}")]
     Reactors(#[from] ReactorError),
+    /// Data in flight would wait for memory for ever.
+    #[error(
+        "memory.buffers is {}, too little for this many reactors: give it {} or more",
+        format_size(*given),
+        format_size(*floor)
+    )]
+    Buffers {
+        /// Bytes.
+        given: u64,
+        /// Bytes.
+        floor: u64,
+    },
     /// Something of the configuration file.
     #[error("{what}: {}{}", error.message, hint_of(error))]
     Entry {
@@ -72,8 +85,14 @@ impl Daemon {
             reactor.spin_us = spin_us;
         }
         let budget = usize::try_from(config.memory.buffers).unwrap_or(usize::MAX);
-        memory::configure(&ArenaConfig { budget, hugetlb: config.memory.hugepages });
         let reactors = Reactors::start(reactor)?;
+        // The control thread uses buffers too.
+        let threads = reactors.handles().len() + 1;
+        let floor = memory::budget_floor(threads);
+        if budget < floor {
+            return Err(StartError::Buffers { given: budget as u64, floor: floor as u64 });
+        }
+        memory::configure(&ArenaConfig { budget, threads, hugetlb: config.memory.hugepages });
         let daemon = Daemon {
             listen: config.target.listen,
             target: Target::new(reactors.handles().to_vec()),
@@ -115,21 +134,43 @@ impl Daemon {
         for pool in self.pools.list() {
             self.restore_exports(pool.name()).await;
         }
-        let failed = |entry: &SubsystemEntry, error| {
-            let error = match error {
-                ChangeError::Target(error) => target_error(&error),
-                ChangeError::Refused(error) => error,
-            };
-            StartError::Entry { what: format!("[[subsystem]] {}", entry.nqn), error }
-        };
+        let refused = |nqn: &str, error| StartError::Entry { what: format!("[[subsystem]] {nqn}"), error };
         for entry in &config.subsystem {
-            self.make_subsystem(entry).await.map_err(|error| failed(entry, error))?;
+            let made = self.make_subsystem(entry).await;
+            made.map_err(|error| match error {
+                ChangeError::Target(error) => refused(&entry.nqn, target_error(&error)),
+                ChangeError::Refused(error) => refused(&entry.nqn, error),
+            })?;
         }
-        for entry in &config.subsystem {
-            self.listen_for(entry).await.map_err(|error| failed(entry, error))?;
+        // All at once, and last: a host that finds a socket open finds every subsystem that was there before. Those of
+        // the configuration first, so that none of them fails of an address that was merely recorded.
+        let (mut listeners, recorded): (Vec<_>, Vec<_>) =
+            self.closed_listeners().into_iter().partition(|(nqn, address)| {
+                config.subsystem.iter().any(|e| e.nqn == *nqn && self.is_for(e, address))
+            });
+        listeners.extend(recorded);
+        for (nqn, error) in self.target.add_listeners(listeners).await {
+            let configured = config.subsystem.iter().find(|entry| entry.nqn == nqn);
+            if let (Some(entry), TargetError::Listen { addr, .. }) = (configured, &error)
+                && self.is_for(entry, addr)
+            {
+                return Err(refused(&nqn, target_error(&error)));
+            }
+            tracing::error!(nqn, %error, "a recorded listener cannot be opened yet");
         }
-        self.open_listeners().await;
         Ok(())
+    }
+
+    /// Where a subsystem of the configuration is to listen.
+    fn addresses<'a>(&'a self, entry: &'a SubsystemEntry) -> &'a [SocketAddr] {
+        match entry.listen.is_empty() {
+            true => std::slice::from_ref(&self.listen),
+            false => &entry.listen,
+        }
+    }
+
+    fn is_for(&self, entry: &SubsystemEntry, address: &SocketAddr) -> bool {
+        self.addresses(entry).contains(address)
     }
 
     /// Imports a pool, or creates it where that is asked for and the devices hold none.
@@ -174,24 +215,14 @@ impl Daemon {
             backend.uuid = Some(Uuid::new_v5(&Uuid::NAMESPACE_URL, identity.as_bytes()));
             unless_taken(entry, self.add_namespace(&entry.nqn, backend).await.map(drop))?;
         }
-        Ok(())
-    }
-
-    async fn listen_for(&self, entry: &SubsystemEntry) -> Result<(), ChangeError> {
-        if self.exports.get(&entry.nqn).is_none() {
-            return Ok(());
+        let mut record = self.record(&entry.nqn)?;
+        let known = record.listeners.len();
+        let new = self.addresses(entry).iter().filter(|address| !record.listeners.contains(address));
+        record.listeners.extend(new.copied().collect::<Vec<SocketAddr>>());
+        match record.listeners.len() > known {
+            true => self.keep(record).await,
+            false => Ok(()),
         }
-        let addresses = match entry.listen.is_empty() {
-            true => std::slice::from_ref(&self.listen),
-            false => &entry.listen,
-        };
-        for address in addresses {
-            match self.add_listener(&entry.nqn, *address).await {
-                Err(ChangeError::Target(TargetError::ListenerExists { .. })) => {}
-                done => done?,
-            }
-        }
-        Ok(())
     }
 
     /// Takes everything down cleanly: hosts are disconnected and pools exported. Devices and reactors go with the
@@ -230,5 +261,22 @@ fn unless_taken(entry: &SubsystemEntry, made: Result<(), ChangeError>) -> Result
             Ok(())
         }
         made => made,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_little_memory_to_go_on_is_refused_with_what_would_do() {
+        let mut config = Config::default();
+        config.reactor.cores = vec![0];
+        config.memory.buffers = 1 << 20;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let Err(error) = runtime.block_on(Daemon::start(&config)) else { panic!("1 MiB is not enough") };
+        assert!(error.to_string().contains("40 MiB"), "{error}");
+        config.memory.buffers = 40 << 20;
+        assert!(runtime.block_on(Daemon::start(&config)).is_ok());
     }
 }

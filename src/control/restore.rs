@@ -9,7 +9,7 @@ use super::Daemon;
 use super::changes::{KEY_PREFIX, Leaving};
 use super::exports::{NamespaceRecord, Place, Record};
 use crate::pool::Pool;
-use crate::target::{Backend, TargetError};
+use crate::target::Backend;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -137,13 +137,8 @@ impl Daemon {
 
     /// Opens the recorded listeners that are not open.
     pub(super) async fn open_listeners(&self) {
-        for (nqn, address) in self.closed_listeners() {
-            match self.target.add_listener(&nqn, address).await {
-                Ok(()) | Err(TargetError::ListenerExists { .. }) => {}
-                Err(error) => {
-                    tracing::error!(nqn, %address, %error, "a recorded listener cannot be opened yet")
-                }
-            }
+        for (nqn, error) in self.target.add_listeners(self.closed_listeners()).await {
+            tracing::error!(nqn, %error, "a recorded listener cannot be opened yet");
         }
     }
 
@@ -193,13 +188,14 @@ impl Daemon {
     pub(super) async fn keep_listening(&self) {
         loop {
             tokio::time::sleep(LISTEN_AGAIN).await;
-            if self.closed_listeners().is_empty() {
-                continue;
-            }
-            let _changing = self.exports.lock().await;
             for (nqn, address) in self.closed_listeners() {
-                if self.target.add_listener(&nqn, address).await.is_ok() {
-                    tracing::info!(nqn, %address, "a recorded listener is open at last");
+                // Without the lock, since an address may be waited for.
+                if self.target.add_listener(&nqn, address).await.is_err() {
+                    continue;
+                }
+                tracing::info!(nqn, %address, "a recorded listener is open at last");
+                if self.record(&nqn).is_ok_and(|record| !record.listeners.contains(&address)) {
+                    drop(self.target.remove_listener(&nqn, address).await);
                 }
             }
         }

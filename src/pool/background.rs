@@ -1,6 +1,8 @@
 //! What a pool does by itself on its home reactor: it takes deleted nodes apart, and deals regions to its shards.
 #![forbid(unsafe_code)]
 
+use std::time::Duration;
+
 use super::catalog::Transaction;
 use super::error::PoolError;
 use super::home::Home;
@@ -8,17 +10,25 @@ use super::node::{Lineage, NodeId};
 use super::records::{Changes, NodeRecord};
 use super::space::{Ask, RegionId, RegionKind, Use};
 
+/// When deleting is tried again that failed for want of space.
+const RETRY: Duration = Duration::from_secs(5);
+
 impl Home {
     /// Starts taking apart what was deleted, unless that is under way.
     pub(super) fn wake_reaper(&self) {
         if !self.reaper.replace(true) {
             let key = self.owners.key;
             crate::reactor::spawn(async move {
-                if let Some(home) = super::lifecycle::home(key) {
-                    if let Err(error) = home.reap().await {
-                        tracing::warn!("deleting in the background stopped: {error}");
-                    }
-                    home.reaper.set(false);
+                while let Some(home) = super::lifecycle::home(key)
+                    && !home.closed.get()
+                {
+                    let Err(error) = home.reap().await else {
+                        home.reaper.set(false);
+                        return;
+                    };
+                    tracing::warn!("deleting in the background goes on later: {error}");
+                    drop(home);
+                    crate::reactor::sleep(RETRY).await;
                 }
             });
         }

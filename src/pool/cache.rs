@@ -109,6 +109,11 @@ impl Pages {
         self.frames[id].state == State::Dirty
     }
 
+    /// Clean pages that are kept.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
     /// Pages that wait for a commit.
     pub fn waiting(&self) -> usize {
         self.dirty.len() + self.ready.len()

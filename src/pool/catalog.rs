@@ -233,12 +233,12 @@ impl Catalog {
         let mut best: Option<(u64, u64)> = None;
         for half in 0..2 {
             for copy in 0..2 {
-                let head = catalog.read(copy, half, 0, 1).await?;
+                let head = catalog.read(copy, half, 0, 1).await;
                 if let Some((header, _)) = Header::read_from_prefix(&head).ok()
                     && header.magic == MAGIC
                     && header.pool == *pool.as_bytes()
                     && best.is_none_or(|(generation, _)| header.generation.get() > generation)
-                    && catalog.first_is_whole(half, header.generation.get()).await?
+                    && catalog.first_is_whole(half, header.generation.get()).await
                 {
                     best = Some((header.generation.get(), half));
                 }
@@ -251,22 +251,22 @@ impl Catalog {
         Ok(Opened { catalog, damage })
     }
 
-    async fn first_is_whole(&self, half: u64, generation: u64) -> Result<bool, CatalogError> {
+    async fn first_is_whole(&self, half: u64, generation: u64) -> bool {
         for copy in 0..2 {
-            let area = self.read(copy, half, 0, u64::from(self.geometry.catalog_blocks)).await?;
+            let area = self.read(copy, half, 0, u64::from(self.geometry.catalog_blocks)).await;
             if let Some((header, _)) = Transaction::decode(self.pool, &area)
                 && header.kind.get() == KIND_SNAPSHOT
                 && header.generation.get() == generation
             {
-                return Ok(true);
+                return true;
             }
         }
-        Ok(false)
+        false
     }
 
     async fn replay(&mut self) -> Result<Vec<String>, CatalogError> {
         let blocks = u64::from(self.geometry.catalog_blocks);
-        let areas = [self.read(0, self.half, 0, blocks).await?, self.read(1, self.half, 0, blocks).await?];
+        let areas = [self.read(0, self.half, 0, blocks).await, self.read(1, self.half, 0, blocks).await];
         let mut damage = Vec::new();
         let mut expected: Option<u64> = None;
         while self.position < blocks {
@@ -436,12 +436,9 @@ impl Catalog {
         Ok(())
     }
 
-    async fn read(&self, copy: usize, half: u64, position: u64, blocks: u64) -> Result<DmaBuf, CatalogError> {
+    async fn read(&self, copy: usize, half: u64, position: u64, blocks: u64) -> DmaBuf {
         let block = self.geometry.catalog(copy as u64, half) + position;
-        let buf = DmaBuf::uninit((blocks as usize) * BLOCK_BYTES);
-        let (result, buf) = self.copies[copy].read(block * BLOCK_BYTES as u64, buf).await;
-        result?;
-        Ok(buf)
+        super::copy::read(&self.copies[copy], block * BLOCK_BYTES as u64, blocks as usize * BLOCK_BYTES).await
     }
 
     /// The blocks in use on the device of copy `.0`.

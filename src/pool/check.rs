@@ -16,6 +16,7 @@ use crate::memory::DmaBuf;
 impl Home {
     /// What is wrong; nothing when all is well. Writes wait meanwhile.
     pub async fn verify(&self) -> Result<Vec<String>, PoolError> {
+        let _lock = self.operations.acquire(1).await;
         let volumes: Vec<_> = self.records.borrow().volumes().map(|(id, _)| id).collect();
         let mut wrong = Vec::new();
         let checked = self

@@ -9,6 +9,7 @@
 //! A crash at any point leaves the old root, or the new one, each with its own journal tail.
 #![forbid(unsafe_code)]
 
+use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use super::pointer::{BLOCK_BYTES, Block};
@@ -31,29 +32,51 @@ const RUN_BLOCKS: usize = 128;
 enum Readiness {
     Nothing,
     Ready,
-    Short { hopeless: bool },
+    Short,
+}
+
+/// Commits asked for, and what became of them.
+#[derive(Default)]
+pub(super) struct Requests {
+    /// The committer is at work: it alone commits.
+    attended: Cell<bool>,
+    asked: Cell<u64>,
+    done: Cell<u64>,
+    last: RefCell<Option<IoError>>,
 }
 
 impl Shard {
-    /// Makes everything so far part of the committed state.
+    /// Makes everything so far part of the committed state. Once the committer runs, it does the work: whoever asked may
+    /// go away meanwhile.
     pub async fn commit(&self) -> Result<(), IoError> {
+        let requests = &self.commits;
+        if !requests.attended.get() {
+            return self.commit_now().await;
+        }
+        let ticket = requests.asked.get() + 1;
+        requests.asked.set(ticket);
+        self.wake.notify();
+        while requests.done.get() < ticket {
+            self.check()?;
+            self.changed.wait().await;
+        }
+        requests.last.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    async fn commit_now(&self) -> Result<(), IoError> {
         let _lock = self.commit_lock.acquire(1).await;
+        let mut grown = true;
         loop {
             self.check()?;
-            while self.commit_hold.get() > 0 {
+            if self.commit_hold.get() > 0 {
                 self.changed.wait().await;
+                continue;
             }
             match self.commit_readiness() {
                 Readiness::Nothing => return Ok(()),
                 Readiness::Ready => break,
-                Readiness::Short { hopeless } => {
-                    if !self.grow(Use::Metadata, Ask::Needed).await {
-                        match hopeless {
-                            true => return Err(IoError::CapacityExceeded),
-                            false => break,
-                        }
-                    }
-                }
+                Readiness::Short if grown => grown = self.grow(Use::Metadata, Ask::Needed).await,
+                Readiness::Short => return Err(IoError::CapacityExceeded),
             }
         }
         let plan = self.state.borrow_mut().begin_commit().map_err(|error| self.fail_space(error))?;
@@ -78,11 +101,9 @@ impl Shard {
         if !state.is_dirty() && state.journal.is_empty() {
             return Readiness::Nothing;
         }
-        let (free, needed) = (state.space.free_blocks(Use::Metadata), state.commit_needs());
-        match free >= needed {
+        match state.space.free_blocks(Use::Metadata) >= state.commit_needs() {
             true => Readiness::Ready,
-            // The estimate is generous; half of it still holds whatever a commit really takes.
-            false => Readiness::Short { hopeless: free * 2 < needed },
+            false => Readiness::Short,
         }
     }
 
@@ -139,19 +160,37 @@ impl Shard {
             || (held > 256 && free < held)
     }
 
-    /// The background committer: runs until the shard is closed.
+    /// The committer: runs until the shard is closed.
     pub(super) async fn keep_committed(&self) {
+        let requests = &self.commits;
+        requests.attended.set(true);
+        let mut pause = INTERVAL;
         while !self.closed.get() {
-            crate::reactor::with_deadline(crate::reactor::now() + INTERVAL, self.wake.wait()).await;
+            if requests.asked.get() == requests.done.get() {
+                crate::reactor::with_deadline(crate::reactor::now() + pause, self.wake.wait()).await;
+            }
+            let covers = requests.asked.get();
+            let done = self.commit_now().await;
+            *requests.last.borrow_mut() = done.clone().err();
+            requests.done.set(covers);
+            self.changed.notify();
             if self.check().is_err() {
-                return;
+                break;
             }
-            if let Err(error) = self.commit().await {
-                self.report(format!("commit of shard {}: {error}", self.index));
-                crate::reactor::sleep(INTERVAL).await;
+            match done {
+                Ok(()) => {
+                    pause = INTERVAL;
+                    self.return_regions().await;
+                }
+                Err(error) => {
+                    self.report(format!("commit of shard {}: {error}", self.index));
+                    pause = 2 * INTERVAL;
+                }
             }
-            self.return_regions().await;
         }
+        requests.attended.set(false);
+        requests.done.set(requests.asked.get());
+        self.changed.notify();
     }
 
     /// Gives regions back that hold nothing, once a commit without them is durable.
@@ -176,7 +215,7 @@ impl Shard {
             self.fail_space(error);
             return;
         }
-        if self.commit().await.is_ok() {
+        if self.commit_now().await.is_ok() {
             self.give_back(regions).await;
         }
     }

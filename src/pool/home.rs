@@ -382,12 +382,17 @@ impl Home {
         for (i, usage) in usages.iter().enumerate() {
             usage.store(sealed.iter().map(|(_, referenced)| referenced[i]).sum(), Ordering::Relaxed);
         }
-        // From here on a failure leaves the shards ahead of the catalog; they stay fenced from committing, and an
-        // import finds the state before.
-        if !sealed.iter().all(|(durable, _)| *durable) {
-            owners.flush().await?;
+        let recorded = async {
+            if !sealed.iter().all(|(durable, _)| *durable) {
+                owners.flush().await?;
+            }
+            self.commit(changes).await
+        };
+        if let Err(error) = recorded.await {
+            // The shards are ahead of the catalog. An import finds the state before.
+            owners.fail("a snapshot could not be recorded").await;
+            return Err(error);
         }
-        self.commit(changes).await?;
         owners.each(|shard| async move { shard.settle() }).await?;
         self.wake_reaper();
         Ok(())

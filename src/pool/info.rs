@@ -150,22 +150,22 @@ impl Home {
     /// Blocks (referenced, written) of every node, over all shards.
     async fn accounts(&self) -> Result<HashMap<NodeId, (u64, u64)>, PoolError> {
         let mut sums: HashMap<NodeId, (u64, u64)> = HashMap::new();
-        let shards = self
-            .owners
-            .each(|shard| async move {
-                let mut state = shard.state.borrow_mut();
-                let nodes: Vec<NodeId> = state.nodes.iter().collect();
-                nodes
-                    .into_iter()
-                    .map(|node| (node, state.nodes.referenced(node), state.nodes.slot(node).written))
-                    .collect::<Vec<_>>()
-            })
-            .await?;
+        let shards = self.owners.each(|shard| async move { shard.state.borrow().nodes.counts() }).await?;
         for (node, referenced, written) in shards.into_iter().flatten() {
             let sum = sums.entry(node).or_default();
             *sum = (sum.0 + referenced, sum.1 + written);
         }
         Ok(sums)
+    }
+
+    /// Blocks (referenced, written) of one node, over all shards.
+    async fn account(&self, node: NodeId) -> Result<HashMap<NodeId, (u64, u64)>, PoolError> {
+        let shards = self.owners.each(move |shard| async move {
+            let mut state = shard.state.borrow_mut();
+            (state.nodes.referenced(node), state.nodes.slot(node).written)
+        });
+        let sum = shards.await?.into_iter().fold((0, 0), |sum, shard| (sum.0 + shard.0, sum.1 + shard.1));
+        Ok(HashMap::from([(node, sum)]))
     }
 
     fn entity_info(&self, entity: Entity, accounts: &HashMap<NodeId, (u64, u64)>) -> Option<NodeInfo> {
@@ -246,15 +246,16 @@ impl Home {
 
     /// One volume or snapshot, without what only a walk over its tree could tell (`unique` of a snapshot).
     pub async fn brief(&self, name: &str) -> Result<NodeInfo, PoolError> {
-        let accounts = self.accounts().await?;
+        let entity = self.find(name)?;
+        let accounts = self.account(self.node_of(entity)).await?;
         let gone = || PoolError::not_found(format!("'{name}' is gone"));
-        self.entity_info(self.find(name)?, &accounts).ok_or_else(gone)
+        self.entity_info(entity, &accounts).ok_or_else(gone)
     }
 
     /// One volume or snapshot, with what it alone holds.
     pub async fn node(&self, name: &str) -> Result<NodeInfo, PoolError> {
-        let accounts = self.accounts().await?;
         let entity = self.find(name)?;
+        let accounts = self.account(self.node_of(entity)).await?;
         let gone = || PoolError::not_found(format!("'{name}' is gone"));
         let mut info = self.entity_info(entity, &accounts).ok_or_else(gone)?;
         if let Entity::Snapshot(node) = entity {

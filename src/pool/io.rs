@@ -12,12 +12,14 @@ use super::node::NodeId;
 use super::pointer::{BLOCK_BYTES, Block, FANOUT, Pointer};
 use super::shard::Shard;
 use super::space::{Ask, Use};
-use super::tree::{Extent, Need, VolumeId};
+use super::tree::{Extent, Reserve, VolumeId};
 use crate::device::IoError;
 use crate::memory::{DmaBuf, DmaSlice};
 
 /// Free data blocks that new writes leave for overwrites.
 const OVERWRITE_RESERVE: u64 = 64;
+/// What is written at a time over that reserve.
+const OVERWRITE_BYTES: usize = 32 * BLOCK_BYTES;
 
 /// What a read reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,7 +155,20 @@ impl Shard {
 
     /// Writes whole blocks within one leaf. Acknowledged means: the data is on the device and mapped in memory.
     pub async fn write(&self, volume: VolumeId, slot: u64, data: DmaSlice) -> Result<(), IoError> {
-        self.write_if(volume, slot, data, None).await.map(|_| ())
+        match self.write_if(volume, slot, data.clone(), None).await {
+            // In a full pool a long overwrite goes on in pieces, each over what the one before set free.
+            Err(IoError::CapacityExceeded) if data.len() > OVERWRITE_BYTES => {
+                let (mut at, mut rest) = (slot, data);
+                while !rest.is_empty() {
+                    let piece = rest.split_to(rest.len().min(OVERWRITE_BYTES));
+                    let blocks = (piece.len() / BLOCK_BYTES) as u64;
+                    self.write_if(volume, at, piece, None).await?;
+                    at += blocks;
+                }
+                Ok(())
+            }
+            result => result.map(|_| ()),
+        }
     }
 
     /// As [`write`](Shard::write), of one block, unless its pointer is no longer `unless_changed`. False then.
@@ -165,24 +180,36 @@ impl Shard {
         unless_changed: Option<Pointer>,
     ) -> Result<bool, IoError> {
         let crcs: Vec<u32> = data.chunks_exact(BLOCK_BYTES).map(crc32c::crc32c).collect();
-        let extents = self.reserve(volume, slot, crcs.len() as u32).await?;
+        let count = crcs.len() as u32;
+        let (extents, _turn) = match self.reserve(count, OVERWRITE_RESERVE).await {
+            Err(IoError::CapacityExceeded) if data.len() <= OVERWRITE_BYTES => {
+                let turn = self.overwrite_lock.acquire(1).await;
+                self.check_exclusive(volume, slot, count).await?;
+                (self.reserve(count, 0).await?, Some(turn))
+            }
+            reserved => (reserved?, None),
+        };
         let written = self.write_extents(&extents, &data).await;
         let mapped = match written {
             Ok(()) => self.map(volume, slot, &extents, &crcs, unless_changed).await,
             Err(error) => Err(error),
         };
         if !matches!(mapped, Ok(true)) {
-            let mut state = self.state.borrow_mut();
-            for extent in &extents {
-                for i in 0..u64::from(extent.count) {
-                    state.space.cancel(extent.block.add(i));
-                }
-            }
+            self.cancel(&extents);
         }
         if self.wants_commit() {
             self.wake.notify();
         }
         mapped
+    }
+
+    fn cancel(&self, extents: &[Extent]) {
+        let mut state = self.state.borrow_mut();
+        for extent in extents {
+            for i in 0..u64::from(extent.count) {
+                state.space.cancel(extent.block.add(i));
+            }
+        }
     }
 
     async fn write_extents(&self, extents: &[Extent], data: &DmaSlice) -> Result<(), IoError> {
@@ -199,7 +226,8 @@ impl Shard {
         super::join::all(writes.into_iter()).await.into_iter().collect()
     }
 
-    async fn reserve(&self, volume: VolumeId, slot: u64, count: u32) -> Result<Vec<Extent>, IoError> {
+    /// Blocks for a write, `kept` of the shard's left over.
+    async fn reserve(&self, count: u32, kept: u64) -> Result<Vec<Extent>, IoError> {
         let mut extents: Vec<Extent> = Vec::with_capacity(1);
         let mut wanted = count;
         while wanted > 0 {
@@ -210,7 +238,7 @@ impl Shard {
             }
             let got = {
                 let mut state = self.state.borrow_mut();
-                let spare = state.space.free_blocks(Use::Data).saturating_sub(OVERWRITE_RESERVE);
+                let spare = state.space.free_blocks(Use::Data).saturating_sub(kept);
                 match wanted.min(spare.min(u64::from(u32::MAX)) as u32) {
                     0 => None,
                     room => state.space.reserve(Use::Data, room),
@@ -219,47 +247,25 @@ impl Shard {
             if let Some((block, count)) = got {
                 extents.push(Extent { block, count });
                 wanted -= count;
-                continue;
-            }
-            if let Err(error) = self.make_space(Use::Data).await {
-                if let Some(extent) = self.reserve_for_overwrite(volume, slot, count, wanted).await {
-                    wanted -= extent.count;
-                    extents.push(extent);
-                    continue;
-                }
-                let mut state = self.state.borrow_mut();
-                for extent in &extents {
-                    for i in 0..u64::from(extent.count) {
-                        state.space.cancel(extent.block.add(i));
-                    }
-                }
+            } else if let Err(error) = self.make_space(Use::Data).await {
+                self.cancel(&extents);
                 return Err(error);
             }
         }
         Ok(extents)
     }
 
-    /// In a full pool a write may still use the reserve when it frees as much as it takes.
-    async fn reserve_for_overwrite(
-        &self,
-        volume: VolumeId,
-        slot: u64,
-        count: u32,
-        wanted: u32,
-    ) -> Option<Extent> {
+    /// Refuses a write that would not set free as much as it takes: in a full pool only others go on.
+    async fn check_exclusive(&self, volume: VolumeId, slot: u64, count: u32) -> Result<(), IoError> {
         let (first, count) = ((slot % FANOUT as u64) as usize, count as usize);
-        let node = self.node_of(Source::Volume(volume)).ok()?;
+        let node = self.node_of(Source::Volume(volume))?;
         let floor = self.state.borrow().nodes.floor(node, slot / FANOUT as u64 + 1);
         let exclusive = self
             .pointers(Source::Volume(volume), slot, |page| {
                 page.iter().skip(first).take(count).all(|old| !old.is_hole() && old.birth() > floor)
             })
-            .await;
-        if !matches!(exclusive, Ok(Some(true))) {
-            return None;
-        }
-        let (block, count) = self.state.borrow_mut().space.reserve(Use::Data, wanted)?;
-        Some(Extent { block, count })
+            .await?;
+        if exclusive == Some(true) { Ok(()) } else { Err(IoError::CapacityExceeded) }
     }
 
     async fn map(
@@ -281,7 +287,7 @@ impl Shard {
                     None
                 } else {
                     let node = target.head;
-                    match state.prepare(Object::Node(node), leaf) {
+                    match state.prepare(Object::Node(node), leaf, Reserve::Write) {
                         Ok(()) => {
                             if let Some(expected) = unless_changed {
                                 let root = state.nodes.root(node);
@@ -394,7 +400,7 @@ impl Shard {
                     Err(None)
                 } else {
                     let node = target.head;
-                    match state.prepare(Object::Node(node), leaf) {
+                    match state.prepare(Object::Node(node), leaf, Reserve::Trim) {
                         Ok(()) => {
                             let (count, epoch) = ((upto - at) as usize, state.epoch);
                             let before = state.nodes.referenced(node);
@@ -421,7 +427,6 @@ impl Shard {
             match need {
                 Ok(next) => at = next.max(upto),
                 Err(None) => self.changed.wait().await,
-                Err(Some(Need::Metadata)) if self.full.get() => self.commit().await?,
                 Err(Some(need)) => self.meet(need).await?,
             }
             steps += 1;

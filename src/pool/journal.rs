@@ -155,7 +155,10 @@ impl Record {
                 Record::Map { node, slot, block: Block::from_raw(raw.block.get())?, birth, crcs }
             }
             UNMAP if in_one_leaf => Record::Unmap { node, slot, count, birth },
-            SEAL => Record::Seal { node, successor: NodeId(u32::try_from(slot).ok()?), epoch: birth },
+            // A successor is always the younger; anything else could lead round in a circle.
+            SEAL if slot > u64::from(node.0) => {
+                Record::Seal { node, successor: NodeId(u32::try_from(slot).ok()?), epoch: birth }
+            }
             _ => return None,
         };
         Some((record, rest))

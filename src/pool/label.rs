@@ -94,6 +94,9 @@ pub struct Geometry {
     pub device_blocks: u64,
 }
 
+/// Regions of one device: a region's number has 24 bits.
+pub const REGIONS_MAX: u32 = 1 << 24;
+
 /// What is wrong with a label.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LabelError {
@@ -234,7 +237,7 @@ impl Label {
         check(raw.state.get() <= 1, "state")?;
         let region = raw.region_blocks.get();
         check(region.is_power_of_two() && (256..=16384).contains(&region), "region_blocks")?;
-        check((8..=65536).contains(&raw.journal_blocks.get()), "journal_blocks")?;
+        check((32..=65536).contains(&raw.journal_blocks.get()), "journal_blocks")?;
         check((16..=65536).contains(&raw.catalog_blocks.get()), "catalog_blocks")?;
         let geometry = Geometry {
             shards: raw.shards.get(),
@@ -243,7 +246,8 @@ impl Label {
             catalog_blocks: raw.catalog_blocks.get(),
             device_blocks: raw.device_blocks.get(),
         };
-        check(geometry.device_blocks < 1 << 40 && geometry.regions() > 0, "device_blocks")?;
+        check(geometry.device_blocks < 1 << 40, "device_blocks")?;
+        check((1..=REGIONS_MAX).contains(&geometry.regions()), "device_blocks")?;
         let end = raw.name.iter().position(|&b| b == 0).unwrap_or(raw.name.len());
         let name = std::str::from_utf8(&raw.name[..end]).map_err(|_| LabelError::Field("name"))?.to_owned();
         Ok(Label {

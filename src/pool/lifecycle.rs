@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::catalog::{Catalog, Map};
 use super::error::{PoolError, PoolErrorKind};
 use super::home::{Home, unix_now};
-use super::label::{DEVICE_BYTES_MIN, Geometry, Label, LabelError, SHARDS_MAX, VDEVS_MAX};
+use super::label::{DEVICE_BYTES_MIN, Geometry, Label, LabelError, REGIONS_MAX, SHARDS_MAX, VDEVS_MAX};
 use super::local::{self, Owners};
 use super::node::{Lineage, NodeId};
 use super::pointer::BLOCK_BYTES;
@@ -68,7 +68,7 @@ impl Regions for Link {
     }
 }
 
-/// Runs `work` on the home reactor; right here when there is none or this is it.
+/// Runs `work` on the home reactor, to its end even when the caller goes away; right here when there is none.
 pub(super) async fn at_home<T, F, Fut>(home: Option<ReactorHandle>, work: F) -> Result<T, IoError>
 where
     T: Send + 'static,
@@ -76,8 +76,8 @@ where
     Fut: Future<Output = T> + 'static,
 {
     match home {
-        Some(reactor) if !reactor.is_current() => reactor.call(work).await.map_err(|_| IoError::Gone),
-        _ => Ok(work().await),
+        Some(reactor) => reactor.call(work).await.map_err(|_| IoError::Gone),
+        None => Ok(work().await),
     }
 }
 
@@ -110,7 +110,14 @@ pub(super) fn choose_geometry(
         return Err(PoolError::invalid("the region size must be a power of two from 1 MiB to 64 MiB"));
     }
     let smallest = devices.iter().map(|device| device.info().size).min().unwrap_or(0) / BLOCK * BLOCK;
-    let geometry = Geometry::choose(smallest, smallest * devices.len() as u64, shards, region_bytes);
+    let geometry =
+        Geometry::choose(smallest, smallest.saturating_mul(devices.len() as u64), shards, region_bytes);
+    if geometry.regions() > REGIONS_MAX {
+        return Err(PoolError::invalid(format!(
+            "devices of {smallest} bytes have more than {REGIONS_MAX} regions of {} bytes: use larger regions",
+            geometry.region_bytes()
+        )));
+    }
     let needed = 3 * u64::from(shards) + 4;
     if u64::from(geometry.regions()) * (devices.len() as u64) < needed {
         return Err(PoolError::invalid(format!(
@@ -129,8 +136,7 @@ pub(super) async fn read_label(device: &Device) -> Result<(Vec<String>, Option<L
     let mut at = 0;
     let mut bad: Vec<(u64, LabelError)> = Vec::new();
     while let Some(block) = places.get(at).copied() {
-        let (result, bytes) = device.read(block * BLOCK, DmaBuf::uninit(BLOCK_BYTES)).await;
-        result?;
+        let bytes = super::copy::read(device, block * BLOCK, BLOCK_BYTES).await;
         match Label::decode(&bytes) {
             Ok(label) => {
                 // The device may have grown since: the second label is where it was then.
@@ -257,13 +263,16 @@ pub(super) async fn create(
         let place = (uuid, shard, Arc::clone(&owners), geometry);
         let known = Known { regions: records.regions.of(shard), nodes: Vec::new(), volumes: Vec::new() };
         let home = reactor.clone();
-        at_home(owners.reactors[usize::from(shard)].clone(), move || async move {
+        let made = at_home(owners.reactors[usize::from(shard)].clone(), move || async move {
             let (uuid, index, owners, geometry) = place;
             let shard = Shard::create(self::place(uuid, index, &owners, geometry, page_limit), known).await?;
             start(shard, owners.key, home);
             Ok::<(), PoolError>(())
-        })
-        .await??;
+        });
+        if let Err(error) = made.await.unwrap_or_else(|error| Err(error.into())) {
+            abandon(&owners).await;
+            return Err(error);
+        }
     }
     let label = Label {
         pool: uuid,
@@ -316,7 +325,13 @@ pub(super) async fn open(
         }));
     }
     for result in super::join::all(opening.into_iter()).await {
-        epoch = epoch.max(result??);
+        match result.unwrap_or_else(|error| Err(error.into())) {
+            Ok(newest) => epoch = epoch.max(newest),
+            Err(error) => {
+                abandon(&owners).await;
+                return Err(error);
+            }
+        }
     }
     // Whatever was written before lies before the epoch that starts now.
     records.pool.epoch = epoch + 1;
@@ -347,6 +362,23 @@ pub(super) async fn open(
     HOMES.with_borrow_mut(|homes| homes.insert(key, Rc::clone(&home)));
     home.wake_reaper();
     Ok(name)
+}
+
+/// Stops the shards of a pool that could not be opened or made as a whole.
+async fn abandon(owners: &Arc<Owners>) {
+    let key = owners.key;
+    let stop = |shard: Rc<Shard>| async move {
+        let _idle = shard.commit_lock.acquire(1).await;
+        shard.closed.set(true);
+        shard.changed.notify();
+        shard.wake.notify();
+    };
+    for shard in 0..owners.reactors.len() as u16 {
+        let _ = owners.on(shard, stop).await;
+    }
+    for reactor in owners.reactors.iter().cloned() {
+        let _ = at_home(reactor, move || async move { local::remove(key) }).await;
+    }
 }
 
 /// Commits everything and lets the devices go.

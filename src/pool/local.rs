@@ -32,6 +32,8 @@ pub(super) struct Local {
     asked: Cell<u64>,
     done: Cell<u64>,
     running: Cell<bool>,
+    /// The flush that failed; none is tried after it.
+    failed: RefCell<Option<IoError>>,
     event: Event,
 }
 
@@ -47,6 +49,7 @@ pub(super) fn install(key: usize, shard: Rc<Shard>) {
                 asked: Cell::new(0),
                 done: Cell::new(0),
                 running: Cell::new(false),
+                failed: RefCell::new(None),
                 event: Event::new(),
             })
         }))
@@ -118,24 +121,34 @@ impl Owners {
     }
 
     /// Makes every change that was acknowledged before this call durable. Calls that meet on one reactor share
-    /// one flush of the devices.
+    /// one flush of the devices, which goes on when its callers go away.
     pub async fn flush(self: &Arc<Owners>) -> Result<(), IoError> {
         let Some(local) = local(self.key) else { return self.flush_now().await };
         let ticket = local.asked.get() + 1;
         local.asked.set(ticket);
-        loop {
-            if local.done.get() >= ticket {
-                return Ok(());
-            }
-            if !local.running.replace(true) {
-                let covers = local.asked.get();
-                let flushed = Turn(&local).run(self).await;
-                flushed?;
-                local.done.set(local.done.get().max(covers));
-                continue;
+        if !local.running.replace(true) {
+            crate::reactor::spawn(Arc::clone(self).keep_flushing(Rc::clone(&local)));
+        }
+        while local.done.get() < ticket {
+            if let Some(error) = local.failed.borrow().clone() {
+                return Err(error);
             }
             local.event.wait().await;
         }
+        Ok(())
+    }
+
+    async fn keep_flushing(self: Arc<Owners>, local: Rc<Local>) {
+        while local.failed.borrow().is_none() && local.done.get() < local.asked.get() {
+            let covers = local.asked.get();
+            match self.flush_now().await {
+                Ok(()) => local.done.set(covers),
+                // What a device could not flush it may report as flushed the next time: this was the last.
+                Err(error) => *local.failed.borrow_mut() = Some(error),
+            }
+            local.event.notify();
+        }
+        local.running.set(false);
     }
 
     async fn flush_now(&self) -> Result<(), IoError> {
@@ -150,26 +163,22 @@ impl Owners {
         if marks.is_empty() {
             return Ok(());
         }
-        super::shard::flush_all(&self.devices).await?;
+        if let Err(error) = super::shard::flush_all(&self.devices).await {
+            self.fail("a device could not be flushed").await;
+            return Err(error);
+        }
         for (index, mark) in marks {
             self.on(index, move |shard| async move { shard.mark_durable(mark) }).await?;
         }
         Ok(())
     }
-}
 
-/// The flush under way on this reactor; over even when its caller goes away.
-struct Turn<'a>(&'a Local);
-
-impl Turn<'_> {
-    async fn run(self, owners: &Owners) -> Result<(), IoError> {
-        owners.flush_now().await
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.0.running.set(false);
-        self.0.event.notify();
+    /// Stops every shard: what is in memory and what is on the devices no longer fit together.
+    pub async fn fail(&self, why: &'static str) {
+        // A shard that is gone needs no stopping.
+        let stop = move |shard: Rc<Shard>| async move {
+            shard.fail(why);
+        };
+        let _ = self.each(stop).await;
     }
 }

@@ -20,6 +20,7 @@ mod cache;
 mod catalog;
 mod check;
 mod commit;
+mod copy;
 mod error;
 mod home;
 mod info;

@@ -8,7 +8,7 @@
 //! older one belongs to an ancestor. [`Nodes::floor`] is that epoch.
 #![forbid(unsafe_code)]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use zerocopy::little_endian::{U64, U128};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -132,13 +132,33 @@ impl Nodes {
         }
         let mut at = self.parent(node);
         while let Some(id) = at {
-            if let Root::Own(_) = self.slot(id).root {
-                self.hints.insert(node, id);
-                return Some(id);
+            // What an ancestor found when it was a head is still so, unless that one was reaped.
+            let hint = self.hints.get(&id).copied();
+            for found in [Some(id), hint].into_iter().flatten() {
+                if let Root::Own(_) = self.slot(found).root {
+                    self.hints.insert(node, found);
+                    return Some(found);
+                }
             }
             at = self.parent(id);
         }
         None
+    }
+
+    /// Blocks (referenced, written) of every node, in order. A parent comes before its children.
+    pub fn counts(&self) -> Vec<(NodeId, u64, u64)> {
+        let mut referenced: HashMap<NodeId, u64> = HashMap::with_capacity(self.lineage.len());
+        let mut counts = Vec::with_capacity(self.lineage.len());
+        for (id, lineage) in &self.lineage {
+            let slot = self.slot(*id);
+            let names = match slot.root {
+                Root::Inherited => lineage.parent.and_then(|id| referenced.get(&id).copied()).unwrap_or(0),
+                _ => slot.referenced,
+            };
+            referenced.insert(*id, names);
+            counts.push((*id, names, slot.written));
+        }
+        counts
     }
 
     /// Where the tree of `node` starts; a hole when nobody of its line wrote here.
@@ -231,7 +251,7 @@ impl Nodes {
     pub fn encode(&self, index: u32) -> Vec<u8> {
         let mut raw = RawBlock::new_zeroed();
         let first = index * SLOTS_PER_BLOCK;
-        for (id, slot) in self.slots.range(NodeId(first)..NodeId(first + SLOTS_PER_BLOCK)) {
+        for (id, slot) in self.slots.range(NodeId(first)..=NodeId(first + (SLOTS_PER_BLOCK - 1))) {
             let root = match slot.root {
                 Root::Inherited => Pointer::EMPTY,
                 Root::Own(pointer) => pointer,

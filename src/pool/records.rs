@@ -22,7 +22,7 @@ use uuid::Uuid;
 use super::catalog::{Catalog, Transaction};
 use super::label::Geometry;
 use super::node::{Lineage, NodeId};
-use super::pointer::Epoch;
+use super::pointer::{EPOCH_MAX, Epoch};
 use super::regions::Regions;
 use super::tree::VolumeId;
 
@@ -168,6 +168,9 @@ pub struct RecordError {
     pub why: String,
 }
 
+/// Nodes that a pool can have had.
+const NODES_MAX: u32 = u32::MAX - 0xFFFF;
+
 fn json<T: Serialize>(value: &T) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }
@@ -208,12 +211,28 @@ impl Records {
             all.volume(VolumeId(id(key)?), Some(parse(key, value)?));
         }
         for (key, value) in catalog.scan("node/") {
-            all.node(NodeId(id(key)?), Some(parse(key, value)?));
+            let (id, node) = (id(key)?, parse::<NodeRecord>(key, value)?);
+            let why = if node.parent.is_some_and(|parent| parent >= id) {
+                "a node's parent must be older than it"
+            } else if node.sealed.is_some_and(|epoch| epoch > EPOCH_MAX) || id >= NODES_MAX {
+                "a number is out of range"
+            } else {
+                all.node(NodeId(id), Some(node));
+                continue;
+            };
+            return Err(RecordError { key: key.to_owned(), why: why.into() });
         }
         for (key, value) in catalog.scan("config/") {
             all.config(&key["config/".len()..], Some(parse(key, value)?));
         }
         records.apply(all);
+        if records.pool.epoch > EPOCH_MAX / 2 || records.pool.next_node > NODES_MAX {
+            return Err(RecordError { key: "pool".into(), why: "a number is out of range".into() });
+        }
+        if let Some((id, _)) = records.volumes().find(|(_, volume)| !records.is_head(NodeId(volume.head))) {
+            let key = format!("volume/{:08x}", id.0);
+            return Err(RecordError { key, why: "its head is not there or is being deleted".into() });
+        }
         for (key, value) in catalog.scan("region/") {
             let why = |why: &str| RecordError { key: key.to_owned(), why: why.to_owned() };
             records.regions.load(key, value).map_err(why)?;
@@ -268,6 +287,10 @@ impl Records {
                 None => self.config.remove(&key),
             };
         }
+    }
+
+    fn is_head(&self, node: NodeId) -> bool {
+        self.node(node).is_some_and(|node| !node.deleting && node.sealed.is_none())
     }
 
     /// The entity with this name.

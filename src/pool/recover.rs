@@ -18,7 +18,7 @@ use super::pointer::{BLOCK_BYTES, Epoch, FANOUT, LEVELS};
 use super::root::RootRecord;
 use super::shard::Shard;
 use super::space::{RegionId, RegionKind};
-use super::tree::{Extent, Need, State, VolumeId, VolumeState};
+use super::tree::{Extent, Need, Reserve, State, VolumeId, VolumeState};
 use crate::device::{Device, IoError};
 use crate::memory::DmaBuf;
 
@@ -158,8 +158,7 @@ impl Shard {
             for (copy, device) in self.copies().into_iter().enumerate() {
                 let block = self.geometry.root_slot(copy as u64, self.index, slot);
                 let offset = block * BLOCK_BYTES as u64;
-                let (result, bytes) = device.read(offset, DmaBuf::uninit(BLOCK_BYTES)).await;
-                result.map_err(self.io())?;
+                let bytes = super::copy::read(device, offset, BLOCK_BYTES).await;
                 found.push((RootRecord::decode(self.pool, self.index, &bytes), offset, device));
             }
             let newest = found.iter().filter_map(|(root, ..)| *root).max_by_key(|root| root.generation);
@@ -236,9 +235,7 @@ impl Shard {
         let mut rings = Vec::new();
         for (copy, device) in self.copies().into_iter().enumerate() {
             let start = self.geometry.journal(copy as u64, self.index) * BLOCK_BYTES as u64;
-            let (result, ring) = device.read(start, DmaBuf::uninit(size as usize * BLOCK_BYTES)).await;
-            result.map_err(self.io())?;
-            rings.push(ring);
+            rings.push(super::copy::read(device, start, size as usize * BLOCK_BYTES).await);
         }
         let at = |copy: usize, sequence: u64| {
             let place = (sequence % size) as usize * BLOCK_BYTES;
@@ -329,9 +326,10 @@ impl Shard {
 
     async fn make_ready(&self, node: NodeId, slot: u64) -> Result<(), RecoverError> {
         loop {
-            let prepared = self.state.borrow_mut().prepare(Object::Node(node), slot / FANOUT as u64);
+            let prepared =
+                self.state.borrow_mut().prepare(Object::Node(node), slot / FANOUT as u64, Reserve::Replay);
             match prepared {
-                Ok(()) | Err(Need::Journal) => return Ok(()),
+                Ok(()) | Err(Need::Commit) => return Ok(()),
                 Err(Need::Load(missing)) => self.load(missing).await.map_err(self.io())?,
                 Err(Need::Metadata) => {
                     return Err(self.contradiction("no metadata space is left to replay the journal"));

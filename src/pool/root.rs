@@ -7,7 +7,7 @@ use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::node::NodeId;
-use super::pointer::{BLOCK_BYTES, Epoch, Pointer};
+use super::pointer::{BLOCK_BYTES, EPOCH_MAX, Epoch, Pointer};
 
 const MAGIC: [u8; 4] = *b"RMRT";
 
@@ -69,6 +69,8 @@ impl RootRecord {
 
     /// Reads a stored root; `None` when it is not a whole root of this shard.
     pub fn decode(pool: Uuid, shard: u16, bytes: &[u8]) -> Option<RootRecord> {
+        /// Beyond anything a pool can count up to.
+        const NUMBER_MAX: u64 = 1 << 62;
         let mut raw = RawRoot::read_from_bytes(bytes).ok()?;
         let crc = std::mem::take(&mut raw.crc).get();
         if raw.magic != MAGIC || crc32c::crc32c(raw.as_bytes()) != crc {
@@ -79,6 +81,9 @@ impl RootRecord {
             || raw.shard.get() != shard
             || nodes.flags() != 0
             || space.flags() != 0
+            || raw.epoch.get() > EPOCH_MAX / 2
+            || raw.generation.get() > NUMBER_MAX
+            || raw.journal.get() > NUMBER_MAX
         {
             return None;
         }

@@ -30,6 +30,9 @@ use crate::reactor::sync::{Event, Semaphore};
 /// A future that a [`Regions`] hands out.
 pub type Answer<T> = Pin<Box<dyn Future<Output = T>>>;
 
+/// Journal blocks for the seals of one operation; writes leave them free.
+const SEAL_BLOCKS: u64 = 8;
+
 /// What a shard asks of its pool when it runs out of space, or gives back.
 pub trait Regions {
     /// More regions of a kind, durable in the catalog; none when the pool has no more, or not as many as asked for.
@@ -50,6 +53,9 @@ pub struct Shard {
     /// The background committer has work.
     pub(super) wake: Event,
     pub(super) commit_lock: Semaphore,
+    pub(super) commits: super::commit::Requests,
+    /// Whoever writes in a full pool goes one at a time, over blocks that its own overwriting sets free.
+    pub(super) overwrite_lock: Semaphore,
     journal_lock: Semaphore,
     grant_lock: Semaphore,
     /// Commits must wait: a snapshot is between its fence and its catalog record.
@@ -109,6 +115,8 @@ impl Shard {
             changed: Event::new(),
             wake: Event::new(),
             commit_lock: Semaphore::new(1),
+            commits: super::commit::Requests::default(),
+            overwrite_lock: Semaphore::new(1),
             journal_lock: Semaphore::new(1),
             grant_lock: Semaphore::new(1),
             commit_hold: Cell::new(0),
@@ -254,11 +262,14 @@ impl Shard {
                 Ok(()) if crc32c::crc32c(&bytes) == pointer.crc() => {
                     if copy == 1 {
                         self.report(format!(
-                            "metadata block at byte {} of {} is damaged; its second copy was used and it was rewritten",
+                            "metadata block at byte {} of {} is damaged; its second copy was used and it is rewritten",
                             first.offset(),
                             self.device(first)?.info().uri,
                         ));
-                        self.device(first)?.write(first.offset(), DmaBuf::copy_of(&bytes).freeze()).await?;
+                        let healed = DmaBuf::copy_of(&bytes).freeze();
+                        if let Err(error) = self.device(first)?.write(first.offset(), healed).await {
+                            self.report(format!("that block could not be rewritten: {error}"));
+                        }
                     }
                     return Ok(bytes);
                 }
@@ -347,7 +358,7 @@ impl Shard {
         match need {
             Need::Load(missing) => self.load(missing).await,
             Need::Metadata => self.make_space(Use::Metadata).await,
-            Need::Journal => self.commit().await,
+            Need::Commit => self.commit().await,
         }
     }
 
@@ -357,14 +368,21 @@ impl Shard {
         if self.grow(what, Ask::Needed).await {
             return Ok(());
         }
-        let held = self.state.borrow().space.held_blocks(what);
-        if held > 0 {
+        if self.state.borrow().space.held_blocks(what) > 0 {
             self.commit().await?;
             self.release();
         }
-        // Reserved or read blocks may come back by themselves; a caller that must wait for them says so.
-        if self.state.borrow().space.free_blocks(what) > before {
-            return Ok(());
+        loop {
+            let (free, waits) = {
+                let space = &self.state.borrow().space;
+                (space.free_blocks(what), space.waits_for_reads(self.durable_generation.get()))
+            };
+            match (free > before, waits) {
+                (true, _) => return Ok(()),
+                (false, true) => self.changed.wait().await,
+                (false, false) => break,
+            }
+            self.check()?;
         }
         self.full.set(true);
         Err(IoError::CapacityExceeded)
@@ -422,10 +440,10 @@ impl Shard {
         self.changed.notify();
     }
 
-    /// Sees to it that the journal can take the records of a seal.
+    /// Sees to it that the journal can take the records of a seal; what writes take meanwhile leaves as much.
     pub async fn make_journal_room(&self) -> Result<(), IoError> {
         let room = self.state.borrow().journal.room();
-        match room < 8 {
+        match room < SEAL_BLOCKS {
             true => self.commit().await,
             false => Ok(()),
         }

@@ -18,7 +18,7 @@ use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::label::Geometry;
-use super::pointer::{BLOCK_BYTES, Block};
+use super::pointer::{BLOCK_BYTES, Block, FANOUT};
 
 /// A region: the vdev in the top 8 of 32 bits, its index on that vdev below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -133,6 +133,9 @@ pub struct Space {
     metadata: Pool,
     queue: VecDeque<Held>,
     dirty: BTreeSet<RegionId>,
+    metadata_regions: u64,
+    /// Leaf pages of the bitmaps' tree that have a region.
+    leaves: BTreeSet<u32>,
 }
 
 impl Space {
@@ -146,6 +149,8 @@ impl Space {
             metadata: Pool::default(),
             queue: VecDeque::new(),
             dirty: BTreeSet::new(),
+            metadata_regions: 0,
+            leaves: BTreeSet::new(),
         }
     }
 
@@ -161,6 +166,8 @@ impl Space {
             used_count: 0,
         };
         self.pool_mut(kind).free += u64::from(region.free);
+        self.metadata_regions += u64::from(kind != RegionKind::Data);
+        self.leaves.insert(id.0 / FANOUT as u32);
         self.regions.insert(id, region);
     }
 
@@ -436,18 +443,19 @@ impl Space {
         self.regions.iter().map(|(id, region)| (*id, region.kind))
     }
 
-    /// Changed regions, metadata regions, and leaf pages of a tree with one slot for each region.
+    /// Changed regions, all regions, and leaf pages of a tree with one slot for each region.
     pub fn shape(&self) -> (u64, u64, u64) {
-        let metadata = self.regions.values().filter(|region| region.kind != RegionKind::Data).count();
-        let mut leaves = 0;
-        let mut last = None;
-        for id in self.regions.keys() {
-            if last != Some(id.0 >> 8) {
-                leaves += 1;
-                last = Some(id.0 >> 8);
-            }
-        }
-        (self.dirty.len() as u64, metadata as u64, leaves)
+        (self.dirty.len() as u64, self.regions.len() as u64, self.leaves.len() as u64)
+    }
+
+    /// Metadata regions, without their twins.
+    pub fn metadata_regions(&self) -> u64 {
+        self.metadata_regions
+    }
+
+    /// Whether blocks freed under a durable commit wait for nothing but reads to end.
+    pub fn waits_for_reads(&self, durable: u64) -> bool {
+        self.queue.front().is_some_and(|held| held.generation <= durable)
     }
 
     /// Blocks that can be allocated now.

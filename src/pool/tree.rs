@@ -38,9 +38,27 @@ pub enum Need {
     Load(Missing),
     /// Metadata blocks must become free.
     Metadata,
-    /// The journal must be emptied by a commit.
-    Journal,
+    /// A commit must come first: the journal is full, or too many pages are dirty.
+    Commit,
 }
+
+/// Which part of the space for metadata a change may take. A commit must always find what it needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reserve {
+    /// New data: leaves enough for what gives space back.
+    Write,
+    /// What gives space back.
+    Trim,
+    /// A change that was made before a crash, and fitted then.
+    Replay,
+}
+
+/// Metadata blocks that only a [`Reserve::Trim`] may take.
+const TRIM_BLOCKS: u64 = 32;
+/// Journal blocks that must be left before a change: it may take three, a seal of many volumes as many.
+const JOURNAL_BLOCKS: u64 = 12;
+/// The fewest dirty pages that call for a commit before any further change.
+const PAGES_MAX: usize = 4096;
 
 /// Blocks of a write that lie side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,16 +184,29 @@ impl State {
     }
 
     /// Checks that the path to `leaf` is in memory and that a change of it can be carried out and recorded.
-    pub fn prepare(&mut self, object: Object, leaf: u64) -> Result<(), Need> {
+    pub fn prepare(&mut self, object: Object, leaf: u64, reserve: Reserve) -> Result<(), Need> {
         let root = self.root(object);
         self.find_leaf(object, root, leaf).map_err(Need::Load)?;
-        if self.space.free_blocks(Use::Metadata) < u64::from(LEVELS) {
+        let kept = match reserve {
+            Reserve::Write => self.commit_needs_after() + TRIM_BLOCKS,
+            Reserve::Trim => self.commit_needs_after(),
+            Reserve::Replay => 0,
+        };
+        if self.space.free_blocks(Use::Metadata) < u64::from(LEVELS) + kept {
             return Err(Need::Metadata);
         }
-        if self.journal.room() < 2 {
-            return Err(Need::Journal);
+        let crowded = self.pages.waiting() > self.pages.limit().max(PAGES_MAX);
+        if reserve != Reserve::Replay && (crowded || self.journal.room() < JOURNAL_BLOCKS) {
+            return Err(Need::Commit);
         }
         Ok(())
+    }
+
+    /// What a commit may take after one more change, which frees blocks in as many regions as it has blocks at most.
+    pub fn commit_needs_after(&self) -> u64 {
+        let (dirty, all, _) = self.space.shape();
+        let more = (all - dirty).min(2 * FANOUT as u64);
+        self.commit_needs() + more + u64::from(LEVELS + 1)
     }
 
     fn floor(&self, object: Object, end: u64) -> Epoch {
@@ -374,7 +405,8 @@ impl State {
         // Node records with a path each; bitmaps of data regions changed and of any metadata region; the pages of
         // the bitmaps' tree, whose upper levels are fewer than its leaves.
         let records = self.nodes.dirty_blocks() as u64 + 1;
-        let (dirty, metadata, leaves) = self.space.shape();
+        let (dirty, _, leaves) = self.space.shape();
+        let metadata = self.space.metadata_regions();
         records * u64::from(LEVELS + 1) + dirty + metadata + 2 * leaves + 8
     }
 

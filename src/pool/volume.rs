@@ -137,21 +137,23 @@ impl Volume {
         if part.bytes == buf.len() {
             return self.read_part(part, buf).await;
         }
-        let mut reads = Vec::new();
+        let (len, mut reads) = (buf.len(), Vec::new());
         for part in self.parts(offset, buf.len() as u64) {
             let piece = buf.split_to(part.bytes);
             reads.push(self.read_part(part, piece));
         }
-        let mut result = Ok(());
         let mut whole: Option<DmaBuf> = None;
         for (outcome, piece) in super::join::all(reads.into_iter()).await {
-            result = result.and(outcome);
+            if outcome.is_err() {
+                // The piece may have been lost with its shard: a buffer that never was in pieces goes back.
+                return (outcome, DmaBuf::zeroed(len));
+            }
             match &mut whole {
                 Some(whole) => whole.unsplit(piece),
                 None => whole = Some(piece),
             }
         }
-        (result, whole.unwrap_or(buf))
+        (Ok(()), whole.unwrap_or(buf))
     }
 
     async fn read_part(&self, part: Part, buf: DmaBuf) -> (Result<(), IoError>, DmaBuf) {
@@ -239,7 +241,7 @@ impl Volume {
         if first < end {
             self.unmap(volume, first, end).await?;
         }
-        Ok(())
+        self.settle(false).await
     }
 
     /// Makes the range read as zeroes and gives its space back, edges included.

@@ -8,11 +8,12 @@ use super::cache::{Missing, Object};
 use super::node::{NodeId, Root};
 use super::pointer::{Epoch, FANOUT, LEAVES_MAX, LEVELS, Pointer};
 use super::shard::Shard;
+use super::space::Use;
 use super::tree::State;
 use crate::device::IoError;
 
-/// Leaves that a background walk visits before it lets others run.
-const LEAVES_PER_TURN: u32 = 16;
+/// Steps of a walk before it lets others run.
+const STEPS_PER_TURN: u32 = 16;
 
 /// What is compared with what.
 #[derive(Debug, Clone, Copy)]
@@ -76,7 +77,13 @@ impl State {
 }
 
 impl Shard {
-    async fn step(&self, pair: Pair, cursor: u64) -> Result<Step, IoError> {
+    /// One step, and now and then a turn for others. Each step looks its way up from the roots anew, so nothing that it
+    /// has seen needs to stay.
+    async fn step(&self, pair: Pair, cursor: u64, steps: &mut u32) -> Result<Step, IoError> {
+        *steps += 1;
+        if steps.is_multiple_of(STEPS_PER_TURN) {
+            crate::reactor::yield_now().await;
+        }
         loop {
             self.check()?;
             let step = self.state.borrow_mut().step(pair, cursor);
@@ -89,12 +96,11 @@ impl Shard {
 
     /// Slots whose blocks differ between two nodes, as (first slot, count), in order.
     pub async fn diff(&self, a: NodeId, b: NodeId) -> Result<Vec<(u64, u64)>, IoError> {
-        let _guard = self.enter();
         let pair = Pair { a, b: Some(b), floor: 0, both: true };
         let mut ranges: Vec<(u64, u64)> = Vec::new();
-        let mut cursor = 0;
+        let (mut cursor, mut steps) = (0, 0);
         while cursor < LEAVES_MAX {
-            let step = self.step(pair, cursor).await?;
+            let step = self.step(pair, cursor, &mut steps).await?;
             for (slot, (a, b)) in step.leaf.into_iter().flatten().enumerate() {
                 if a.same_block(b) {
                     continue;
@@ -112,7 +118,6 @@ impl Shard {
 
     /// Blocks of data that nobody but `node` holds: what deleting it would free.
     pub async fn unique(&self, node: NodeId) -> Result<u64, IoError> {
-        let _guard = self.enter();
         let (floor, children, own) = {
             let state = self.state.borrow();
             let own = matches!(state.nodes.slot(node).root, Root::Own(_));
@@ -122,9 +127,9 @@ impl Shard {
             return Ok(0);
         }
         let pair = Pair { a: node, b: children.first().copied(), floor, both: false };
-        let (mut count, mut cursor) = (0, 0);
+        let (mut count, mut cursor, mut steps) = (0, 0, 0);
         while cursor < LEAVES_MAX {
-            let step = self.step(pair, cursor).await?;
+            let step = self.step(pair, cursor, &mut steps).await?;
             if let Some(leaf) = step.leaf {
                 let mut lone: Vec<bool> = leaf
                     .iter()
@@ -172,7 +177,8 @@ impl Shard {
     pub async fn reap(&self, node: NodeId, heir: Option<NodeId>) -> Result<(), IoError> {
         let root = self.state.borrow().nodes.slot(node).root;
         if root == Root::Reaped {
-            return Ok(());
+            // An earlier attempt may have ended before its commit.
+            return self.commit().await;
         }
         if root == Root::Inherited {
             self.state.borrow_mut().nodes.set_reaped(node, 0);
@@ -190,22 +196,32 @@ impl Shard {
         };
         let pair = Pair { a: node, b: heir, floor, both: false };
         let mut cursor = self.state.borrow().nodes.reaping().map_or(0, |(_, cursor)| cursor);
-        let mut leaves = 0;
+        let mut steps = 0;
         while cursor < LEAVES_MAX {
-            let step = self.step(pair, cursor).await?;
-            let visited = step.leaf.is_some();
+            self.make_room_to_reap().await?;
+            let step = self.step(pair, cursor, &mut steps).await?;
             cursor = step.next;
             self.free_step(node, floor, step)?;
-            leaves += u32::from(visited);
-            if visited && leaves.is_multiple_of(LEAVES_PER_TURN) {
-                if self.wants_commit() {
-                    self.wake.notify();
-                }
-                crate::reactor::yield_now().await;
+            if steps.is_multiple_of(STEPS_PER_TURN) && self.wants_commit() {
+                self.wake.notify();
             }
         }
         self.state.borrow_mut().nodes.set_reaped(node, 0);
         self.commit().await
+    }
+
+    /// Freeing changes bitmaps, and a commit must still find room for those.
+    async fn make_room_to_reap(&self) -> Result<(), IoError> {
+        loop {
+            let short = {
+                let state = self.state.borrow();
+                state.space.free_blocks(Use::Metadata) < state.commit_needs_after()
+            };
+            match short {
+                true => self.make_space(Use::Metadata).await?,
+                false => return Ok(()),
+            }
+        }
     }
 
     /// Frees what a step found, and moves the position on, in one go: a commit sees both or neither.

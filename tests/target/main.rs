@@ -8,4 +8,5 @@ mod discovery;
 mod framing;
 mod identify;
 mod io;
+mod limits;
 mod volume;

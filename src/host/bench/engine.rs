@@ -3,8 +3,11 @@
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
 use slab::Slab;
 use uuid::Uuid;
 
@@ -23,6 +26,10 @@ use crate::nvme::command::ReadWrite;
 const PICK_TRIES: usize = 64;
 /// No completion for this long while operations are in flight: the target hangs.
 const STALL_LIMIT: Duration = Duration::from_secs(30);
+/// Without a completion for this long the loop sleeps until there is something to receive.
+const SPIN: Duration = Duration::from_micros(50);
+/// The longest such sleep.
+const WAIT_MS: u8 = 10;
 /// Keep Alive Timeout asked for; the loop sends Keep Alive at a third of it.
 const KATO_MS: u32 = 30_000;
 
@@ -169,7 +176,27 @@ impl Engine<'_> {
                 return Ok(clock.last_completion - start);
             }
             now = Instant::now();
+            if now - clock.last_completion > SPIN {
+                self.wait()?;
+                now = Instant::now();
+            }
             self.tick(&mut clock, now, in_flight, watch)?;
+        }
+    }
+
+    /// Sleeps until a socket has something, or a moment has passed: what answers slowly needs the core more than a loop.
+    fn wait(&self) -> Result<(), BenchError> {
+        let mut sockets: Vec<PollFd<'_>> = self
+            .lanes
+            .iter()
+            .map(|lane| {
+                let sends = if lane.machine.has_transmit() { PollFlags::POLLOUT } else { PollFlags::empty() };
+                PollFd::new(lane.socket.as_fd(), PollFlags::POLLIN | sends)
+            })
+            .collect();
+        match poll(&mut sockets, WAIT_MS) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(error) => Err(HostError::from(std::io::Error::from(error)).into()),
         }
     }
 

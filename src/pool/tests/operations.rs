@@ -122,39 +122,6 @@ fn trim_gives_space_back_also_under_snapshots() {
 }
 
 #[test]
-fn a_full_pool_refuses_new_data_and_recovers() {
-    run(async {
-        let (_manager, pool) = pool_on(&[ram(64)]).await;
-        pool.volume_create(spec("v", 512)).await.unwrap();
-        let v = pool.open("v").await.unwrap();
-        for round in 0..5u64 {
-            let mut at = 0;
-            let error = loop {
-                let data = DmaBuf::copy_of(&pattern(round, at, 256 << 10)).freeze();
-                if let Err(error) = v.write(at, data, false).await {
-                    break error;
-                }
-                at += 256 << 10;
-            };
-            assert_eq!(error, IoError::CapacityExceeded);
-            assert!(at > 30 << 20, "round {round}: only {at} bytes went in");
-            for offset in (0..at).step_by(256 << 10) {
-                assert_eq!(read(&pool, "v", offset, 256 << 10).await, pattern(round, offset, 256 << 10));
-            }
-            // Overwrites of what the volume alone holds go on; so do trims and deletes.
-            for offset in (0..4 << 20).step_by(64 << 10) {
-                let data = DmaBuf::copy_of(&pattern(9, offset, 64 << 10)).freeze();
-                v.write(offset, data, true).await.unwrap();
-            }
-            v.deallocate(0, 512 << 20).await.unwrap();
-            v.flush().await.unwrap();
-            assert_sound(&pool).await;
-        }
-        assert_eq!(pool.info().await.unwrap().allocated, 0);
-    });
-}
-
-#[test]
 fn resize_keeps_what_stays_and_zeroes_what_comes() {
     run(async {
         let (_manager, pool) = pool_on(&[ram(64)]).await;
