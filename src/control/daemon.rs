@@ -15,6 +15,7 @@ use crate::memory::{self, ArenaConfig};
 use crate::pool::{PoolManager, PoolOptions};
 use crate::reactor::{PollMode, ReactorConfig, ReactorError, Reactors};
 use crate::target::{SubsystemSpec, Target};
+use crate::units::format_size;
 use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -26,6 +27,18 @@ pub enum StartError {
     /// The polling threads.
     #[error("{0}")]
     Reactors(#[from] ReactorError),
+    /// Data in flight would wait for memory for ever.
+    #[error(
+        "memory.buffers is {}, too little for this many reactors: give it {} or more",
+        format_size(*given),
+        format_size(*floor)
+    )]
+    Buffers {
+        /// Bytes.
+        given: u64,
+        /// Bytes.
+        floor: u64,
+    },
     /// Something of the configuration file.
     #[error("{what}: {}", error.message)]
     Entry {
@@ -63,8 +76,14 @@ impl Daemon {
             reactor.spin_us = spin_us;
         }
         let budget = usize::try_from(config.memory.buffers).unwrap_or(usize::MAX);
-        memory::configure(&ArenaConfig { budget, hugetlb: config.memory.hugepages });
         let reactors = Reactors::start(reactor)?;
+        // The control thread uses buffers too.
+        let threads = reactors.handles().len() + 1;
+        let floor = memory::budget_floor(threads);
+        if budget < floor {
+            return Err(StartError::Buffers { given: budget as u64, floor: floor as u64 });
+        }
+        memory::configure(&ArenaConfig { budget, threads, hugetlb: config.memory.hugepages });
         let daemon = Daemon {
             listen: config.target.listen,
             target: Target::new(reactors.handles().to_vec()),
@@ -104,17 +123,21 @@ impl Daemon {
             up.map_err(|error| StartError::Entry { what: format!("[[pool]] {}", entry.name), error })?;
             listeners.extend(self.restore_exports(&entry.name).await);
         }
+        let refused = |nqn: &str, error| StartError::Entry { what: format!("[[subsystem]] {nqn}"), error };
         for entry in &config.subsystem {
             let made = self.make_subsystem(entry).await;
-            made.map_err(|error| {
-                let error = match error {
-                    ChangeError::Target(error) => target_error(&error),
-                    ChangeError::Refused(error) => error,
-                };
-                StartError::Entry { what: format!("[[subsystem]] {}", entry.nqn), error }
-            })?;
+            listeners.extend(made.map_err(|error| match error {
+                ChangeError::Target(error) => refused(&entry.nqn, target_error(&error)),
+                ChangeError::Refused(error) => refused(&entry.nqn, error),
+            })?);
         }
-        self.open_listeners(listeners).await;
+        // All at once, and last: a host that finds a socket open finds every subsystem that was there before.
+        for (nqn, error) in self.target.add_listeners(listeners).await {
+            if config.subsystem.iter().any(|entry| entry.nqn == nqn) {
+                return Err(refused(&nqn, target_error(&error)));
+            }
+            tracing::error!(nqn, %error, "a recorded listener cannot be opened");
+        }
         Ok(())
     }
 
@@ -137,7 +160,8 @@ impl Daemon {
         Ok(())
     }
 
-    async fn make_subsystem(&self, entry: &SubsystemEntry) -> Result<(), ChangeError> {
+    /// Makes a subsystem of the configuration and returns where it is to listen.
+    async fn make_subsystem(&self, entry: &SubsystemEntry) -> Result<Vec<(String, SocketAddr)>, ChangeError> {
         let mut spec = SubsystemSpec::new(&entry.nqn);
         spec.serial_number = entry.serial_number.clone().unwrap_or_default();
         spec.allow_any_host = entry.hosts.is_empty();
@@ -158,10 +182,15 @@ impl Daemon {
             true => vec![self.listen],
             false => entry.listen.clone(),
         };
+        let mut record = self.record(&entry.nqn)?;
         for address in listen {
-            self.add_listener(&entry.nqn, address).await?;
+            if !record.listeners.contains(&address) {
+                record.listeners.push(address);
+            }
         }
-        Ok(())
+        let listeners = record.listeners.iter().map(|address| (entry.nqn.clone(), *address)).collect();
+        self.keep(record).await?;
+        Ok(listeners)
     }
 
     /// Takes everything down cleanly: hosts are disconnected and pools exported. Devices and reactors go with the
@@ -189,5 +218,22 @@ impl Daemon {
             return Some(format!("pool {pool}"));
         }
         self.exports.of_device(&device.name).first().map(|(nqn, nsid)| format!("namespace {nsid} of {nqn}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_little_memory_to_go_on_is_refused_with_what_would_do() {
+        let mut config = Config::default();
+        config.reactor.cores = vec![0];
+        config.memory.buffers = 1 << 20;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let Err(error) = runtime.block_on(Daemon::start(&config)) else { panic!("1 MiB is not enough") };
+        assert!(error.to_string().contains("40 MiB"), "{error}");
+        config.memory.buffers = 40 << 20;
+        assert!(runtime.block_on(Daemon::start(&config)).is_ok());
     }
 }

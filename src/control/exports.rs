@@ -425,11 +425,8 @@ impl Daemon {
 
     /// Opens the listeners of restored subsystems.
     pub(super) async fn open_listeners(&self, listeners: Vec<(String, SocketAddr)>) {
-        for (nqn, address) in listeners {
-            match self.target.add_listener(&nqn, address).await {
-                Ok(()) | Err(TargetError::ListenerExists { .. }) => {}
-                Err(error) => tracing::error!(nqn, %address, %error, "a recorded listener cannot be opened"),
-            }
+        for (nqn, error) in self.target.add_listeners(listeners).await {
+            tracing::error!(nqn, %error, "a recorded listener cannot be opened");
         }
     }
 
@@ -466,12 +463,12 @@ impl Daemon {
         }
     }
 
-    fn record(&self, nqn: &str) -> Result<Record, TargetError> {
+    pub(super) fn record(&self, nqn: &str) -> Result<Record, TargetError> {
         self.exports.get(nqn).ok_or_else(|| TargetError::NoSubsystem { nqn: nqn.to_owned() })
     }
 
     /// Makes a changed record durable in every pool it lies in, then the truth here.
-    async fn keep(&self, record: Record) -> Result<(), ChangeError> {
+    pub(super) async fn keep(&self, record: Record) -> Result<(), ChangeError> {
         for pool in &record.homes {
             self.write_record(pool, &record.nqn, Some(record.for_pool(pool))).await?;
         }

@@ -116,6 +116,14 @@ impl Device {
         Arc::strong_count(&self.inner) > 1
     }
 
+    /// Makes a file behave as a block device does that cannot discard.
+    #[cfg(test)]
+    pub fn refuse_discards(&self) {
+        if let Backing::Uring(uring) = &self.inner.backing {
+            uring.refuse_discards();
+        }
+    }
+
     pub fn info(&self) -> &DeviceInfo {
         &self.inner.info
     }

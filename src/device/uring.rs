@@ -13,7 +13,7 @@ use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::IoError;
-use crate::memory::{BUFFER_ALIGN, DmaBuf, DmaSlice};
+use crate::memory::{self, BUFFER_ALIGN, DmaBuf, DmaSlice};
 use crate::reactor::ring::{self, RingFile};
 use crate::reactor::yield_now;
 
@@ -21,8 +21,6 @@ pub(super) use open::open;
 
 /// Parts of one vectored write, the kernel's UIO_MAXIOV.
 const PARTS_MAX: usize = 1024;
-/// Bytes per write where zeros must be written out.
-const ZEROS_LEN: usize = 256 << 10;
 
 pub(super) struct Uring {
     file: RingFile,
@@ -57,6 +55,11 @@ impl Uring {
     fn new(file: RingFile, block_size: u32, memory_align: usize) -> Uring {
         let zeroing = Zeroing { write_zeroes: AtomicU8::new(0), discard: AtomicU8::new(0) };
         Uring { file, block_size, memory_align, zeroing }
+    }
+
+    #[cfg(test)]
+    pub(super) fn refuse_discards(&self) {
+        self.zeroing.discard.store(DISCARD_WAYS.len() as u8 - 1, Ordering::Relaxed);
     }
 
     pub(super) async fn read(&self, offset: u64, buf: DmaBuf) -> (Result<(), IoError>, DmaBuf) {
@@ -151,11 +154,11 @@ impl Uring {
     }
 
     async fn write_out_zeros(&self, offset: u64, len: u64) -> Result<(), IoError> {
-        let zeros = DmaBuf::zeroed(ZEROS_LEN).freeze();
         let mut done = 0;
         while done < len {
-            let part = (len - done).min(ZEROS_LEN as u64);
-            self.write(offset + done, zeros.slice(0..part as usize)).await?;
+            let zeros = memory::zeros(usize::try_from(len - done).unwrap_or(usize::MAX));
+            let part = zeros.len() as u64;
+            self.write(offset + done, zeros).await?;
             done += part;
         }
         Ok(())

@@ -29,9 +29,9 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, getso
 use slab::Slab;
 
 use super::connection::{Granted, TRANSMIT_SLICES};
-use super::controller::keep_alive;
 use super::{CommandQueue, Connection, ConnectionOptions, Controller, ControllerOptions, Data, HostError};
 use crate::memory::{DmaBuf, DmaSlice};
+use crate::nvme::base::admin;
 use crate::nvme::{Cqe, Sqe};
 use crate::reactor::{self, sync};
 
@@ -60,17 +60,26 @@ pub async fn connect(
     Ok(controller)
 }
 
-/// Sends Keep Alive at half of the timeout (Base 2.0, 3.9) for as long as the admin queue lives.
+/// Sends Keep Alive at half of the timeout (Base 2.0, 3.9) for as long as the admin queue lives. A controller that does
+/// not answer one in the whole of the timeout is gone: its connection ends, and with it every command.
 fn spawn_keep_alive(admin: &Rc<Queue>, kato_ms: u32) {
     let weak = Rc::downgrade(admin);
-    let interval = Duration::from_millis(u64::from(kato_ms / 2).max(1));
+    let limit = Duration::from_millis(u64::from(kato_ms).max(1));
     reactor::spawn(async move {
         loop {
-            reactor::sleep(interval).await;
-            let Some(admin) = weak.upgrade() else { return };
-            if let Err(error) = keep_alive(&*admin).await {
-                tracing::debug!(%error, "keep alive ends");
-                return;
+            reactor::sleep(limit / 2).await;
+            // The queue is not held while the answer is under way, so that its owner can drop it.
+            let Some(shared) = weak.upgrade().map(|admin| Rc::clone(&admin.shared)) else { return };
+            let ping = run(&shared, Sqe::new(admin::KEEP_ALIVE, 0), Data::None);
+            match reactor::with_deadline(reactor::now() + limit, ping).await {
+                Some((Ok(cqe), _)) if cqe.status().is_success() => {}
+                Some((Ok(cqe), _)) => tracing::debug!(status = %cqe.status(), "keep alive was refused"),
+                Some((Err(error), _)) => return tracing::debug!(%error, "keep alive ends"),
+                None => {
+                    tracing::warn!(ms = limit.as_millis(), "the controller does not answer; connection ends");
+                    shared.closed.set(true);
+                    return shared.kick.notify();
+                }
             }
         }
     });
@@ -252,30 +261,30 @@ impl Queue {
     pub fn in_flight(&self) -> usize {
         self.shared.state.borrow().machine.in_flight()
     }
+}
 
-    async fn run(&self, sqe: Sqe, data: Buffer) -> Outcome {
-        self.shared.slots.acquire(1).await.forget();
-        let shared = &self.shared;
-        let waiter = {
-            let mut state = shared.state.borrow_mut();
-            if let Some(error) = &state.lost {
-                let error = error.clone();
-                shared.slots.release(1);
-                return (Err(error), data);
-            }
-            let token = state.waiters.insert(Waiter::Waiting(None));
-            if let Err(refused) = state.machine.submit(sqe, data, token as u64) {
-                state.waiters.remove(token);
-                shared.slots.release(1);
-                return (Err(refused.why.into()), refused.data);
-            }
-            WaitFor { shared, token: Some(token) }
-        };
-        if shared.parked.get() {
-            shared.kick.notify();
+/// Submits a command and waits for its end.
+async fn run(shared: &Shared, sqe: Sqe, data: Buffer) -> Outcome {
+    shared.slots.acquire(1).await.forget();
+    let waiter = {
+        let mut state = shared.state.borrow_mut();
+        if let Some(error) = &state.lost {
+            let error = error.clone();
+            shared.slots.release(1);
+            return (Err(error), data);
         }
-        waiter.done().await
+        let token = state.waiters.insert(Waiter::Waiting(None));
+        if let Err(refused) = state.machine.submit(sqe, data, token as u64) {
+            state.waiters.remove(token);
+            shared.slots.release(1);
+            return (Err(refused.why.into()), refused.data);
+        }
+        WaitFor { shared, token: Some(token) }
+    };
+    if shared.parked.get() {
+        shared.kick.notify();
     }
+    waiter.done().await
 }
 
 impl Drop for Queue {
@@ -406,7 +415,7 @@ impl CommandQueue for Queue {
     }
 
     fn execute(&self, sqe: Sqe, data: Buffer) -> impl Future<Output = Outcome> {
-        self.run(sqe, data)
+        run(&self.shared, sqe, data)
     }
 
     fn set_in_capsule_bytes(&self, bytes: u32) {

@@ -27,13 +27,15 @@ use super::mapping::{HUGE_PAGE, Mapping};
 pub struct ArenaConfig {
     /// Bytes that [`super::DmaBuf::try_uninit`] keeps within. Default 512 MiB.
     pub budget: usize,
+    /// Threads that use buffers all the time; they share what may lie in their lists. Default 2.
+    pub threads: usize,
     /// Take explicit huge pages (MAP_HUGETLB) where the system has free ones. Default false.
     pub hugetlb: bool,
 }
 
 impl Default for ArenaConfig {
     fn default() -> ArenaConfig {
-        ArenaConfig { budget: DEFAULT_BUDGET, hugetlb: false }
+        ArenaConfig { budget: DEFAULT_BUDGET, threads: 2, hugetlb: false }
     }
 }
 
@@ -55,11 +57,15 @@ const PAGES: usize = CHUNK / BUFFER_ALIGN;
 const CLASSES: usize = PAGES.ilog2() as usize + 1;
 /// The class of a block with its own mapping.
 const LARGE: u8 = u8::MAX;
-/// Bytes a thread keeps per class before it gives half of them back.
+/// Bytes a thread keeps per class, at most, before it gives half of them back.
 const LOCAL_BYTES: usize = 1 << 20;
+/// The smallest budget: so much, and so much for each thread.
+const FLOOR: usize = 32 << 20;
+const FLOOR_PER_THREAD: usize = 4 << 20;
 
 static ARENA: Arena = Arena {
     budget: AtomicUsize::new(DEFAULT_BUDGET),
+    local_bytes: AtomicUsize::new(LOCAL_BYTES),
     hugetlb: AtomicU8::new(0),
     mapped: AtomicUsize::new(0),
     central: Mutex::new(Central::new()),
@@ -72,7 +78,20 @@ thread_local! {
 /// Sets budget and kind of pages. What was allocated already stays as it is.
 pub fn configure(config: &ArenaConfig) {
     ARENA.budget.store(config.budget, Ordering::Relaxed);
+    // What lies in all lists of all threads is at most a quarter of the budget.
+    let local = config.budget / (4 * CLASSES * config.threads.max(1));
+    ARENA.local_bytes.store(local.min(LOCAL_BYTES), Ordering::Relaxed);
     ARENA.hugetlb.store(config.hugetlb.into(), Ordering::Relaxed);
+}
+
+/// The smallest budget with which `threads` threads can always go on, whatever lies in their lists, bytes.
+pub fn budget_floor(threads: usize) -> usize {
+    FLOOR + FLOOR_PER_THREAD * threads
+}
+
+/// The configured budget, bytes.
+pub fn budget() -> usize {
+    ARENA.budget.load(Ordering::Relaxed)
 }
 
 pub fn stats() -> ArenaStats {
@@ -80,6 +99,14 @@ pub fn stats() -> ArenaStats {
         mapped: ARENA.mapped.load(Ordering::Relaxed),
         empty: ARENA.central().empty.len() * CHUNK,
         budget: ARENA.budget.load(Ordering::Relaxed),
+    }
+}
+
+/// Gives back what lies in this thread's lists if others may need it. For a thread that is about to sleep: nobody else
+/// can reach its lists.
+pub fn settle() {
+    if ARENA.mapped.load(Ordering::Relaxed) > ARENA.budget.load(Ordering::Relaxed) / 4 * 3 {
+        let _ = LOCAL.try_with(|local| local.borrow_mut().flush());
     }
 }
 
@@ -160,10 +187,13 @@ fn class_of(len: usize) -> usize {
     len.div_ceil(BUFFER_ALIGN).max(1).next_power_of_two().ilog2() as usize
 }
 
-/// Blocks of a class in a thread's list before it spills.
-const fn local_max(class: usize) -> usize {
-    let fits = LOCAL_BYTES / (BUFFER_ALIGN << class);
-    if fits < 2 { 2 } else { fits }
+/// Blocks of a class in a thread's list before it spills: two of the large ones, unless memory is tight.
+fn local_max(class: usize) -> usize {
+    let (local, block) = (ARENA.local_bytes.load(Ordering::Relaxed), BUFFER_ALIGN << class);
+    match local / block {
+        0 | 1 if 2 * block <= 4 * local => 2,
+        fits => fits,
+    }
 }
 
 fn take(len: usize, limit: Limit) -> Option<BlockRef> {
@@ -196,7 +226,7 @@ impl Local {
         if let Some(block) = self.lists[class].pop() {
             return Some(block);
         }
-        let wanted = local_max(class) / 2;
+        let wanted = (local_max(class) / 2).max(1);
         ARENA.central().take(class, wanted, Limit::Budget, &mut self.lists[class]);
         if self.lists[class].is_empty() {
             // What this thread keeps in other classes may be whole chunks.
@@ -213,7 +243,7 @@ impl Local {
         if list.len() > max {
             let mut central = ARENA.central();
             // The blocks that were used least recently are the first.
-            list.drain(..max / 2).for_each(|block| central.free(block));
+            list.drain(..(max / 2).max(1)).for_each(|block| central.free(block));
         }
     }
 
@@ -231,6 +261,8 @@ impl Drop for Local {
 
 struct Arena {
     budget: AtomicUsize,
+    /// Bytes a thread keeps per class.
+    local_bytes: AtomicUsize,
     hugetlb: AtomicU8,
     mapped: AtomicUsize,
     central: Mutex<Central>,

@@ -34,6 +34,19 @@ unsafe impl Send for DmaSlice {}
 // SAFETY: as for Send.
 unsafe impl Sync for DmaSlice {}
 
+/// The longest view that [`zeros`] gives, bytes.
+const ZEROS: usize = 256 << 10;
+
+thread_local! {
+    static ZERO: DmaSlice = DmaBuf::zeroed(ZEROS).freeze();
+}
+
+/// Up to `len` zero bytes, aligned, that take no memory of their own: every view of a thread is of the same bytes.
+pub fn zeros(len: usize) -> DmaSlice {
+    let view = |zero: &DmaSlice| zero.slice(0..len.min(ZEROS));
+    ZERO.try_with(view).unwrap_or_else(|_| DmaBuf::zeroed(len.min(ZEROS)).freeze())
+}
+
 impl DmaBuf {
     /// `len` zero bytes, starting at a multiple of 4096. Takes memory beyond the budget when it must.
     pub fn zeroed(len: usize) -> DmaBuf {

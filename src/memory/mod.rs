@@ -13,8 +13,8 @@ mod buf;
 mod mapping;
 mod shared;
 
-pub use arena::{ArenaConfig, ArenaStats, configure, stats};
-pub use buf::{DmaBuf, DmaSlice};
+pub use arena::{ArenaConfig, ArenaStats, budget, budget_floor, configure, settle, stats};
+pub use buf::{DmaBuf, DmaSlice, zeros};
 pub use shared::SharedRegion;
 
 /// Every buffer starts at a multiple of this many bytes (until it is split).

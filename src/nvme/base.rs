@@ -147,6 +147,14 @@ impl Sqe {
         self.nsid.get() as u8
     }
 
+    /// Where this command's data is. PRPs do not exist over Fabrics, and PSDT 11b nowhere (Base 4.1.2).
+    pub fn data_kind(&self) -> Result<SglKind, Status> {
+        match self.command_flags().psdt() {
+            1 | 2 => Ok(self.dptr.kind()),
+            _ => Err(Status::INVALID_FIELD.with_dnr()),
+        }
+    }
+
     /// Which way this command's data moves.
     pub fn direction(&self) -> DataDirection {
         DataDirection::of(if self.opcode == OPCODE_FABRICS { self.fctype() } else { self.opcode })

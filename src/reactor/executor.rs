@@ -52,6 +52,9 @@ pub(super) struct Core {
     ready: RefCell<VecDeque<u32>>,
     idle: RefCell<Vec<u32>>,
     queued: RefCell<Vec<Queued>>,
+    /// The pass in which each slot was last polled, and the one that runs.
+    polled_in: RefCell<Vec<u64>>,
+    pass: Cell<u64>,
     slots: RefCell<Slots>,
     /// Set while a `yield_idle` wakes its task, so that the wake lands in the idle queue.
     waking_idle: Cell<bool>,
@@ -111,6 +114,8 @@ impl Executor {
             ready: RefCell::default(),
             idle: RefCell::default(),
             queued: RefCell::default(),
+            polled_in: RefCell::default(),
+            pass: Cell::new(0),
             slots: RefCell::default(),
             waking_idle: Cell::new(false),
             now: Cell::new(Instant::now()),
@@ -205,6 +210,7 @@ impl Executor {
             on_signal();
         }
         let core = &*self.core;
+        core.pass.set(core.pass.get() + 1);
         let mut pass = Pass { worked: 0, idled: 0 };
         std::mem::swap(&mut *core.idle.borrow_mut(), &mut self.idle_scratch);
         let ready = core.ready.borrow().len();
@@ -214,8 +220,9 @@ impl Executor {
             core.poll(slot);
         }
         for slot in self.idle_scratch.drain(..) {
-            // Woken for real since: it is in the ready queue, or has run.
-            if core.queued.borrow()[slot as usize] == Queued::Idle {
+            // Woken for real since: it is in the ready queue, or has run, and may be idle again.
+            let has_run = core.polled_in.borrow()[slot as usize] == core.pass.get();
+            if !has_run && core.queued.borrow()[slot as usize] == Queued::Idle {
                 pass.idled += 1;
                 core.poll(slot);
             }
@@ -285,6 +292,7 @@ impl Core {
                 let waker = wake::waker(&self.remote, index);
                 slots.tasks.push(Slot { task: None, waker, occupied: false });
                 self.queued.borrow_mut().push(Queued::No);
+                self.polled_in.borrow_mut().push(0);
                 index
             }
         };
@@ -310,6 +318,7 @@ impl Core {
     fn poll(&self, slot: u32) {
         let index = slot as usize;
         self.queued.borrow_mut()[index] = Queued::No;
+        self.polled_in.borrow_mut()[index] = self.pass.get();
         let (mut task, waker) = {
             let mut slots = self.slots.borrow_mut();
             let entry = &mut slots.tasks[index];

@@ -360,7 +360,7 @@ impl Ring {
 
 /// Slot number and generation in one user_data; never one of the reserved tags, whose high half is all ones.
 fn tag(index: u32, generation: u32) -> u64 {
-    u64::from(generation >> 1) << 32 | u64::from(index)
+    u64::from(generation & 0x7FFF_FFFF) << 32 | u64::from(index)
 }
 
 /// An operation in flight. Resolves to the kernel's result and what the operation owned.

@@ -15,6 +15,7 @@ use nix::errno::Errno;
 use super::executor::Executor;
 use super::handle::{Counters, Message, ReactorHandle, ReactorId, Shared};
 use super::{affinity, ring};
+use crate::memory;
 
 /// What a reactor does when it has nothing to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -255,6 +256,7 @@ impl Loop {
         if !self.executor.prepare_sleep() {
             return;
         }
+        memory::settle();
         let timeout = self.executor.next_deadline().map(|deadline| deadline.saturating_duration_since(now));
         self.driver.wait(timeout);
         self.executor.end_sleep();

@@ -51,6 +51,27 @@ fn an_idle_task_runs_in_every_pass_and_is_not_work() {
 }
 
 #[test]
+fn an_idle_task_that_was_woken_between_two_passes_runs_once_in_the_next() {
+    let mut executor = Executor::new();
+    let waker = Rc::new(std::cell::RefCell::new(None::<std::task::Waker>));
+    let shown = Rc::clone(&waker);
+    executor.spawn(async move {
+        poll_fn(|cx| Poll::Ready(shown.borrow_mut().replace(cx.waker().clone()))).await;
+        loop {
+            yield_idle().await;
+        }
+    });
+    executor.pass();
+    for _ in 0..10 {
+        let before = executor.polls();
+        waker.borrow().as_ref().unwrap().wake_by_ref();
+        assert_eq!(executor.pass(), Pass { worked: 1, idled: 0 });
+        assert_eq!(executor.pass(), Pass { worked: 0, idled: 1 });
+        assert_eq!(executor.polls() - before, 2);
+    }
+}
+
+#[test]
 fn a_real_wake_of_an_idle_task_is_work_and_polls_it_once() {
     let mut executor = Executor::new();
     let event = Rc::new(Event::new());

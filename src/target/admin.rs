@@ -70,6 +70,8 @@ pub struct AdminQueue {
 enum Outcome {
     Done(u64),
     Data(Vec<u8>),
+    /// The beginning of that many bytes, the rest of which are zero.
+    Padded(Vec<u8>, usize),
     /// Answered later, or by what it caused.
     Later,
 }
@@ -118,10 +120,12 @@ impl AdminQueue {
         }
     }
 
-    /// The time at which the association ends unless a command arrives, if the host has asked for that. Any command on
-    /// any queue counts: traffic based keep alive (Base 3.9.2).
+    /// The time at which the association ends unless something moves, if the host has asked for that. Whatever moves on
+    /// any queue counts (traffic based keep alive, Base 3.9.2). A host may count its intervals from another moment, so it
+    /// is given two of them.
     pub fn keep_alive_deadline_ms(&self) -> Option<u64> {
-        (self.keep_alive_ms > 0).then(|| self.controller.last_command_ms() + u64::from(self.keep_alive_ms))
+        (self.keep_alive_ms > 0)
+            .then(|| self.controller.last_traffic_ms() + 2 * u64::from(self.keep_alive_ms))
     }
 
     pub fn on_command(&mut self, conn: &mut Connection, sqe: &Sqe, inline: Inline<'_>, now_ms: u64) {
@@ -146,6 +150,10 @@ impl AdminQueue {
                 conn.send_data(cid, DmaSlice::copy_of(&data), false);
                 self.end(conn, cid, Status::SUCCESS, 0);
             }
+            Ok(Outcome::Padded(data, len)) => {
+                conn.send_padded(cid, DmaSlice::copy_of(&data), len, false);
+                self.end(conn, cid, Status::SUCCESS, 0);
+            }
             Ok(Outcome::Later) => {}
             Err(status) => {
                 self.errors.record(0, cid, status, sqe.nsid.get());
@@ -162,7 +170,7 @@ impl AdminQueue {
             return Err(Status::TRANSIENT_TRANSPORT_ERROR);
         }
         if sqe.opcode == OPCODE_FABRICS {
-            return self.fabrics(conn, sqe);
+            return self.fabrics(conn, sqe, now_ms);
         }
         if !self.registers.is_ready() {
             return Err(Status::COMMAND_SEQUENCE_ERROR);
@@ -182,14 +190,14 @@ impl AdminQueue {
 
     // ---- properties ------------------------------------------------------------------------------------------------
 
-    fn fabrics(&mut self, conn: &mut Connection, sqe: &Sqe) -> Answer {
+    fn fabrics(&mut self, conn: &mut Connection, sqe: &Sqe, now_ms: u64) -> Answer {
         let command = PropertyCommand::from_sqe(sqe);
         match sqe.fctype() {
             fctype::PROPERTY_GET => {
-                self.registers.get(&command, self.controller.io_queue_count()).map(Outcome::Done)
+                self.registers.get(&command, self.controller.io_queue_count(), now_ms).map(Outcome::Done)
             }
             fctype::PROPERTY_SET => {
-                let transition = self.registers.set(&command)?;
+                let transition = self.registers.set(&command, now_ms)?;
                 // What the transition ends is answered before the command that asked for it.
                 self.apply(conn, transition);
                 Ok(Outcome::Done(0))
@@ -247,10 +255,12 @@ impl AdminQueue {
             _ => log_page::page(&command, &self.controller, &self.errors)?,
         };
         let part = log_page::cut(&page, &command, len as usize)?;
+        // A command that failed has read nothing.
         if command.lid == lid::CHANGED_NAMESPACES && !command.rae {
+            self.controller.forget_changes();
             self.namespace_event_held = false;
         }
-        Ok(Outcome::Data(part))
+        Ok(Outcome::Padded(part, len as usize))
     }
 
     fn build_discovery(&self) -> DiscoveryView {
@@ -291,7 +301,7 @@ impl AdminQueue {
         if len != need {
             return Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr());
         }
-        match sqe.dptr.kind() {
+        match sqe.data_kind()? {
             SglKind::InCapsule if sqe.dptr.address.get() != 0 => Err(Status::SGL_OFFSET_INVALID.with_dnr()),
             SglKind::InCapsule if inline.range.len() != len => {
                 Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr())
@@ -400,27 +410,20 @@ impl AdminQueue {
                 None => NOT_ABORTED,
             };
         }
-        let Some(queue) = self.controller.io_queue_inbox(command.sqid) else { return NOT_ABORTED };
         let token = u32::from(sqe.cid.get());
+        let message = Message::Abort { cid: command.cid, token, reply_to: Arc::clone(&self.inbox) };
+        if !self.controller.post_to(command.sqid, message) {
+            return NOT_ABORTED;
+        }
         self.aborts.push(sqe.cid.get());
-        queue.post(Message::Abort { cid: command.cid, token, reply_to: Arc::clone(&self.inbox) });
         Ok(Outcome::Later)
     }
 
-    /// The other queue has answered.
+    /// The other queue has answered: it does so for every abort, if only when it ends.
     pub fn on_abort_done(&mut self, conn: &mut Connection, token: u32, aborted: bool) {
         let Some(at) = self.aborts.iter().position(|&cid| u32::from(cid) == token) else { return };
         let cid = self.aborts.swap_remove(at);
         self.end(conn, cid, Status::SUCCESS, u64::from(!aborted));
-    }
-
-    /// An I/O queue has ended: aborts that were meant for it will not be answered by it.
-    pub fn on_queue_gone(&mut self, conn: &mut Connection) {
-        if self.controller.io_queue_count() == 0 {
-            for cid in std::mem::take(&mut self.aborts) {
-                self.end(conn, cid, Status::SUCCESS, 1);
-            }
-        }
     }
 
     fn end(&mut self, conn: &mut Connection, cid: u16, status: Status, result: u64) {
@@ -436,7 +439,7 @@ impl AdminQueue {
 
 /// The host takes at least `len` bytes, moved by the transport.
 fn check_receive(sqe: &Sqe, len: u64) -> Result<(), Status> {
-    match sqe.dptr.kind() {
+    match sqe.data_kind()? {
         SglKind::Transport if u64::from(sqe.dptr.length.get()) >= len => Ok(()),
         SglKind::Transport => Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr()),
         _ => Err(Status::SGL_TYPE_INVALID.with_dnr()),

@@ -24,7 +24,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::transfer::{Arrived, DataHeaderError, TransferIndex, Transfers};
 use super::transmit::Transmit;
-use crate::memory::{DmaBuf, DmaSlice};
+use crate::memory::{self, DmaBuf, DmaSlice};
 use crate::nvme::base::{Cqe, OPCODE_FABRICS, Sqe};
 use crate::nvme::tcp::{
     ADMIN_IN_CAPSULE_MAX, C2hData, CapsuleCmd, CapsuleResp, CommonHeader, DIGEST_LEN, Digests, Fes, H2cData,
@@ -94,7 +94,8 @@ enum Phase {
 
 /// The data of the H2CData PDU that is being received.
 struct Payload {
-    index: TransferIndex,
+    /// Where it goes; nowhere once its command is abandoned.
+    index: Option<TransferIndex>,
     len: usize,
     left: usize,
 }
@@ -162,9 +163,19 @@ impl Connection {
         self.transfers.bytes_owed()
     }
 
-    /// Whether the PDU that begins here is a command.
-    pub fn is_command(&self, input: &[u8]) -> bool {
-        self.payload.is_none() && input.first() == Some(&pdu::CAPSULE_CMD)
+    /// Bytes that hosts were asked for and have sent, since the connection began.
+    pub fn bytes_arrived(&self) -> u64 {
+        self.transfers.bytes_arrived()
+    }
+
+    /// If the PDU that begins here is a command: how much data it brings at most.
+    pub fn next_command(&self, input: &[u8]) -> Option<usize> {
+        if self.payload.is_some() || input.first() != Some(&pdu::CAPSULE_CMD) {
+            return None;
+        }
+        let plen = CommonHeader::ref_from_prefix(input).map_or(0, |(ch, _)| ch.plen.get() as usize);
+        let bare = size_of::<CapsuleCmd>() + self.header_digest_len();
+        Some(plen.saturating_sub(bare).min(self.in_capsule_max as usize))
     }
 
     /// Reads no further, for a reason that is not the host's fault. What is queued may still be sent.
@@ -187,8 +198,12 @@ impl Connection {
         let Ok((ch, _)) = CommonHeader::ref_from_prefix(input) else { return STARVED };
         let ch = *ch;
         let outcome = match (ch.pdu_type, self.phase) {
-            (pdu::CAPSULE_CMD, Phase::Ready) => self.parse_capsule(&ch, input),
-            (pdu::H2C_DATA, Phase::Ready) => self.parse_h2c_data(&ch, input),
+            (pdu::CAPSULE_CMD, Phase::Ready) => {
+                self.parse_digested(&ch, input, size_of::<CapsuleCmd>(), Connection::parse_capsule)
+            }
+            (pdu::H2C_DATA, Phase::Ready) => {
+                self.parse_digested(&ch, input, size_of::<H2cData>(), Connection::parse_h2c_data)
+            }
             (pdu::IC_REQ, Phase::WaitIcReq) => self.parse_ic_req(&ch, input),
             (pdu::H2C_TERM_REQ, _) => self.parse_term_req(&ch, input),
             (pdu::IC_REQ | pdu::CAPSULE_CMD | pdu::H2C_DATA, _) => Err(Violation::of(Fes::SEQUENCE_ERROR)),
@@ -206,7 +221,7 @@ impl Connection {
         if payload.left == 0 {
             return None;
         }
-        self.transfers.room(payload.index, payload.left)
+        self.transfers.room(payload.index?, payload.left)
     }
 
     /// `len` bytes were received into [`Connection::payload_room`].
@@ -214,7 +229,9 @@ impl Connection {
         let payload = self.payload.as_mut()?;
         assert!(len <= payload.left, "{len} bytes received into a room of {}", payload.left);
         payload.left -= len;
-        self.transfers.received(payload.index, len);
+        if let Some(index) = payload.index {
+            self.transfers.received(index, len);
+        }
         if payload.left == 0 && !self.digests.data() {
             return self.finish_payload();
         }
@@ -224,12 +241,12 @@ impl Connection {
     fn parse_payload(&mut self, input: &[u8]) -> Parsed {
         let Some(payload) = self.payload.as_mut() else { return STARVED };
         let take = payload.left.min(input.len());
-        if take > 0 {
-            if let Some(room) = self.transfers.room(payload.index, take) {
-                room.copy_from_slice(&input[..take]);
-            }
-            payload.left -= take;
-            self.transfers.received(payload.index, take);
+        payload.left -= take;
+        if let Some(index) = payload.index
+            && let Some(room) = self.transfers.room(index, take)
+        {
+            room.copy_from_slice(&input[..take]);
+            self.transfers.received(index, take);
         }
         if payload.left > 0 {
             return Parsed { consumed: take, event: None, starved: true };
@@ -241,20 +258,15 @@ impl Connection {
         let Some(found) = input[take..].first_chunk::<DIGEST_LEN>() else {
             return Parsed { consumed: take, event: None, starved: true };
         };
-        let (index, len) = (payload.index, payload.len);
-        if self
-            .transfers
-            .tail(index, len)
-            .is_some_and(|data| crc32c::crc32c(data) != u32::from_le_bytes(*found))
-        {
-            self.transfers.spoil(index);
+        if let Some(index) = payload.index {
+            self.transfers.check_digest(index, payload.len, u32::from_le_bytes(*found));
         }
         Parsed { consumed: take + DIGEST_LEN, event: self.finish_payload(), starved: false }
     }
 
     fn finish_payload(&mut self) -> Option<Event> {
         let payload = self.payload.take()?;
-        self.transfers.finish(payload.index).map(Event::DataArrived)
+        self.transfers.finish(payload.index?).map(Event::DataArrived)
     }
 
     fn parse_ic_req(&mut self, ch: &CommonHeader, input: &[u8]) -> Result<Parsed, Violation> {
@@ -278,6 +290,24 @@ impl Connection {
         Ok(Parsed { consumed: size_of::<IcReq>(), event: None, starved: false })
     }
 
+    /// Parses a PDU whose header has a digest if digests were agreed: a header that arrived wrong is judged by that
+    /// alone, as soon as it is here, for none of its fields means anything (TCP 3.3.1.1).
+    fn parse_digested(
+        &mut self,
+        ch: &CommonHeader,
+        input: &[u8],
+        hlen: usize,
+        parse: impl FnOnce(&mut Connection, &CommonHeader, &[u8]) -> Result<Parsed, Violation>,
+    ) -> Result<Parsed, Violation> {
+        if self.digests.header() {
+            if input.len() < hlen + DIGEST_LEN {
+                return Ok(STARVED);
+            }
+            check_header_digest(input, hlen)?;
+        }
+        parse(self, ch, input)
+    }
+
     fn parse_capsule(&mut self, ch: &CommonHeader, input: &[u8]) -> Result<Parsed, Violation> {
         const HLEN: usize = size_of::<CapsuleCmd>();
         let plen = check_len(ch, HLEN, HLEN + self.header_digest_len(), self.pdu_bytes_max())?;
@@ -287,7 +317,6 @@ impl Connection {
         if input.len() < plen {
             return Ok(STARVED);
         }
-        self.check_header_digest(input, HLEN)?;
         let Ok((capsule, _)) = CapsuleCmd::ref_from_prefix(input) else { return Ok(STARVED) };
         let limit = match capsule.sqe.opcode {
             OPCODE_FABRICS => self.in_capsule_max.max(ADMIN_IN_CAPSULE_MAX),
@@ -318,7 +347,6 @@ impl Connection {
         if input.len() < whole {
             return Ok(STARVED);
         }
-        self.check_header_digest(input, HLEN)?;
         let Ok((header, _)) = H2cData::ref_from_prefix(input) else { return Ok(STARVED) };
         if header.datal.get() as usize != data.len() {
             return Err(Violation::field(offset_of!(H2cData, datal)));
@@ -329,7 +357,7 @@ impl Connection {
         let (ttag, cid) = (header.ttag.get(), header.cccid.get());
         let (offset, len) = (header.datao.get(), header.datal.get());
         let index =
-            self.transfers.check(ttag, cid, offset, len, ch.has(flags::LAST_PDU)).map_err(|e| match e {
+            self.transfers.accept(ttag, cid, offset, len, ch.has(flags::LAST_PDU)).map_err(|e| match e {
                 DataHeaderError::UnknownTag => Violation::field(offset_of!(H2cData, ttag)),
                 DataHeaderError::OutOfRange => Violation::of(Fes::DATA_OUT_OF_RANGE),
                 DataHeaderError::EarlyLast => Violation::field(offset_of!(CommonHeader, flags)),
@@ -398,19 +426,6 @@ impl Connection {
         Ok(pdo..plen - digest)
     }
 
-    fn check_header_digest(&self, input: &[u8], hlen: usize) -> Result<(), Violation> {
-        if !self.digests.header() {
-            return Ok(());
-        }
-        let found = input[hlen..].first_chunk::<DIGEST_LEN>().map(|bytes| u32::from_le_bytes(*bytes));
-        let expected = crc32c::crc32c(&input[..hlen]);
-        if found == Some(expected) {
-            return Ok(());
-        }
-        // FEI carries the digest that was received (TCP figure 30).
-        Err(Violation { fes: Fes::HEADER_DIGEST_ERROR, fei: found.unwrap_or(0) })
-    }
-
     // ---- sending ---------------------------------------------------------------------------------------------------
 
     /// Ends the connection because of what the host did: the request that names it is all that is still to be sent after
@@ -445,7 +460,14 @@ impl Connection {
 
     /// Gives up the data that command `token` waits for; it may still come and is thrown away.
     pub fn abandon_data(&mut self, token: u32) -> bool {
-        self.transfers.abandon(token)
+        let payload = self.payload.as_mut();
+        self.transfers.abandon(token, |index| match payload {
+            Some(payload) if payload.index == Some(index) => {
+                payload.index = None;
+                payload.left
+            }
+            _ => 0,
+        })
     }
 
     /// Completes a command.
@@ -474,17 +496,23 @@ impl Connection {
     /// Sends the data of command `cid`, all in one PDU. With `success` it also completes the command, and no response
     /// capsule may follow.
     pub fn send_data(&mut self, cid: u16, data: DmaSlice, success: bool) {
+        let len = data.len();
+        self.send_padded(cid, data, len, success);
+    }
+
+    /// As [`Connection::send_data`], with zeros behind `data` up to `len` bytes. The zeros take no memory.
+    pub fn send_padded(&mut self, cid: u16, data: DmaSlice, len: usize, success: bool) {
         if self.phase != Phase::Ready {
             return;
         }
         const HLEN: usize = size_of::<C2hData>();
-        let shape = PduShape::new(HLEN, data.len(), self.digests, self.hpda);
+        let shape = PduShape::new(HLEN, len, self.digests, self.hpda);
         let mut header = C2hData {
             ch: CommonHeader::bare(pdu::C2H_DATA, HLEN),
             cccid: cid.into(),
             rsvd10: [0; 2],
             datao: 0.into(),
-            datal: (data.len() as u32).into(),
+            datal: (len as u32).into(),
             rsvd20: [0; 4],
         };
         header.ch.flags = flags::LAST_PDU | if success { flags::SUCCESS } else { 0 };
@@ -498,12 +526,29 @@ impl Connection {
         if shape.pdo > end {
             self.transmit.push_bytes(&[0; PDO_MAX][..shape.pdo - end]);
         }
-        let digest = self.digests.data().then(|| crc32c::crc32c(&data));
+        let mut digest = self.digests.data().then(|| crc32c::crc32c(&data));
+        let mut missing = len - data.len();
         self.transmit.push_data(data);
+        while missing > 0 {
+            let zeros = memory::zeros(missing);
+            missing -= zeros.len();
+            digest = digest.map(|sum| crc32c::crc32c_append(sum, &zeros));
+            self.transmit.push_data(zeros);
+        }
         if let Some(digest) = digest {
             self.transmit.push_bytes(&digest.to_le_bytes());
         }
     }
+}
+
+fn check_header_digest(input: &[u8], hlen: usize) -> Result<(), Violation> {
+    let found = input[hlen..].first_chunk::<DIGEST_LEN>().map(|bytes| u32::from_le_bytes(*bytes));
+    let expected = crc32c::crc32c(&input[..hlen]);
+    if found == Some(expected) {
+        return Ok(());
+    }
+    // FEI carries the digest that was received (TCP figure 30).
+    Err(Violation { fes: Fes::HEADER_DIGEST_ERROR, fei: found.unwrap_or(0) })
 }
 
 /// Checks HLEN and PLEN, and returns PLEN.
@@ -517,3 +562,7 @@ fn check_len(ch: &CommonHeader, hlen: usize, plen_min: usize, plen_max: usize) -
     }
     Ok(plen)
 }
+
+#[cfg(test)]
+#[path = "connection/tests.rs"]
+mod tests;

@@ -1,7 +1,7 @@
 //! A controller: what one host holds on one subsystem, shared by the tasks of its queues.
 //!
 //! The admin queue's task owns everything that commands change (see [`super::admin`]); here is only what other threads need
-//! to see or to say: the I/O queues and how to close them, which namespaces have changed, and when a command was last seen.
+//! to see or to say: the I/O queues and how to close them, which namespaces have changed, and when traffic was last seen.
 //!
 //! ```text
 //!   admin Connect ─▶ live ──(admin connection ends, keep alive runs out, host or subsystem removed)─▶ closing ─▶ gone
@@ -63,8 +63,8 @@ pub struct Controller {
     pub cache_off: AtomicBool,
     traffic: TrafficCounters,
     closing: AtomicBool,
-    /// When a command was last seen on any queue, milliseconds on the target's clock.
-    last_command_ms: AtomicU64,
+    /// When anything last moved on any queue, milliseconds on the target's clock.
+    last_traffic_ms: AtomicU64,
     io_queues: Mutex<BTreeMap<u16, IoQueue>>,
     changes: Mutex<Changes>,
 }
@@ -135,7 +135,7 @@ impl Controller {
             cache_off: AtomicBool::new(false),
             traffic: TrafficCounters::default(),
             closing: AtomicBool::new(false),
-            last_command_ms: AtomicU64::new(0),
+            last_traffic_ms: AtomicU64::new(0),
             io_queues: Mutex::default(),
             changes: Mutex::default(),
         }
@@ -167,13 +167,13 @@ impl Controller {
         self.keep_alive_ms.store(ms, Ordering::Relaxed);
     }
 
-    /// A command was seen; any queue says so, at most once per turn.
-    pub fn saw_command(&self, now_ms: u64) {
-        self.last_command_ms.store(now_ms, Ordering::Relaxed);
+    /// A command, its data or its end was seen; any queue says so, at most once per turn.
+    pub fn saw_traffic(&self, now_ms: u64) {
+        self.last_traffic_ms.store(now_ms, Ordering::Relaxed);
     }
 
-    pub fn last_command_ms(&self) -> u64 {
-        self.last_command_ms.load(Ordering::Relaxed)
+    pub fn last_traffic_ms(&self) -> u64 {
+        self.last_traffic_ms.load(Ordering::Relaxed)
     }
 
     /// Whether acknowledged writes must be durable: the host does not know of a cache, or does not want it.
@@ -244,9 +244,16 @@ impl Controller {
         self.queues().len()
     }
 
-    /// The inbox of an I/O queue, for an abort.
-    pub fn io_queue_inbox(&self, qid: u16) -> Option<Arc<Inbox>> {
-        self.queues().get(&qid).map(|queue| Arc::clone(&queue.seat.inbox))
+    /// Gives a message to an I/O queue; false if there is none, or it is about to go. What was given is read, at the
+    /// latest when the queue has left: it is posted under the lock that leaving takes too.
+    pub fn post_to(&self, qid: u16, message: Message) -> bool {
+        match self.queues().get(&qid) {
+            Some(queue) if !queue.closing => {
+                queue.seat.inbox.post(message);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Tells every I/O queue to end.
@@ -298,16 +305,15 @@ impl Controller {
         std::mem::take(&mut self.changes().fresh)
     }
 
-    /// The namespaces that changed, in rising order, `None` when there were too many to list. With `clear` they are
-    /// forgotten.
-    pub fn changed_namespaces(&self, clear: bool) -> Option<Vec<u32>> {
-        let mut changes = self.changes();
-        let list = (!changes.overflow).then(|| changes.namespaces.iter().copied().collect());
-        if clear {
-            // All of it was just read: nothing is left to tell the host about.
-            *changes = Changes::default();
-        }
-        list
+    /// The namespaces that changed, in rising order, `None` when there were too many to list.
+    pub fn changed_namespaces(&self) -> Option<Vec<u32>> {
+        let changes = self.changes();
+        (!changes.overflow).then(|| changes.namespaces.iter().copied().collect())
+    }
+
+    /// The host has read all of it: nothing is left to tell it about.
+    pub fn forget_changes(&self) {
+        *self.changes() = Changes::default();
     }
 
     pub fn view(&self) -> ControllerView {

@@ -54,6 +54,8 @@ pub enum TargetError {
     HostExists { host: String, nqn: String },
     #[error("host {host} is not in the allow list of subsystem {nqn}")]
     NoHost { host: String, nqn: String },
+    #[error("hosts do not reach {what} any more, but commands are still running on it; try again")]
+    StillInUse { what: String },
     #[error("{field} is {found}, it must lie between {min} and {max}")]
     Transport { field: &'static str, found: u64, min: u64, max: u64 },
     #[error("there is no reactor to serve connections")]
@@ -99,7 +101,7 @@ impl TargetError {
             Size { .. } => "bdev_name",
             Listen { .. } | NoListener { .. } | ListenerExists { .. } => "listen_address",
             HostExists { .. } | NoHost { .. } => "host",
-            NoReactor => return None,
+            StillInUse { .. } | NoReactor => return None,
         })
     }
 }

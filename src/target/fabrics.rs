@@ -121,7 +121,8 @@ pub fn connect_admin(
         |cntlid, subsystem, host| Controller::new(cntlid, subsystem, host, listener, seat, io_queues_max);
     subsystem.admit(request.host.clone(), listener, make).map_err(|error| match error {
         AdmitError::HostNotAllowed => Refusal::status(Status::CONNECT_INVALID_HOST.with_dnr()),
-        AdmitError::WrongListener | AdmitError::Deleted => unknown,
+        AdmitError::WrongListener => Refusal::for_now(ConnectRefusal::SUBNQN),
+        AdmitError::Deleted => unknown,
         AdmitError::NoControllerLeft => Refusal::status(Status::CONNECT_CONTROLLER_BUSY),
     })
 }
@@ -148,7 +149,7 @@ pub fn connect_io(
         return Refused(Refusal::parameter(ConnectRefusal::SUBNQN));
     };
     if !subsystem.listens_on(listener) {
-        return Refused(Refusal::parameter(ConnectRefusal::SUBNQN));
+        return Refused(Refusal::for_now(ConnectRefusal::SUBNQN));
     }
     if !subsystem.allows(&request.host.nqn) {
         return Refused(Refusal::status(Status::CONNECT_INVALID_HOST.with_dnr()));

@@ -121,7 +121,7 @@ fn describe_common(controller: &Controller, options: &TransportOptions) -> Ident
     id.mdts = (options.max_io_size / 4096).trailing_zeros() as u8;
     id.cntlid = controller.cntlid.into();
     id.ver = Version::V2_0.0.into();
-    id.rtd3e = (super::service::DRAIN_LIMIT.as_micros() as u32).into();
+    id.rtd3e = (super::registers::READY_TIMEOUT_MS as u32 * 1000).into();
     id.aerl = (options.max_async_events - 1) as u8;
     id.lpa = Lpa(0).with_extended_data(true).0;
     id.kas = KEEP_ALIVE_GRANULARITY.into();

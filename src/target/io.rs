@@ -23,17 +23,13 @@ use super::command_ids::CommandIds;
 use super::connection::Connection;
 use super::controller::{Controller, Traffic};
 use super::job::{Done, Job, NamespaceRef, Work};
+use super::share::Share;
 use super::spec::C2hSuccess;
 use super::transfer::Arrived;
 use crate::memory::{DmaBuf, DmaSlice};
 use crate::nvme::base::{Cqe, NSID_ALL, SglKind, Sqe, nvm};
 use crate::nvme::command::{DatasetManagement, DsmRange, ReadWrite};
 use crate::nvme::status::{Status, sct};
-
-/// Bytes of buffers one queue may hold for data that its host still has to send.
-const HOST_DATA_WINDOW: usize = 16 << 20;
-/// Bytes of reads that may be running or waiting to be sent before further reads wait.
-const READ_WINDOW: usize = 16 << 20;
 
 enum Slot {
     Free,
@@ -51,8 +47,15 @@ enum Slot {
     },
     Running {
         cid: u16,
-        read_len: u32,
+        held: Held,
     },
+}
+
+/// The bytes that a running command holds, by direction.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    read: usize,
+    write: usize,
 }
 
 /// What a waiting command needs a buffer for.
@@ -89,8 +92,13 @@ pub struct IoQueue {
     slots: Vec<Slot>,
     free: Vec<u32>,
     waiting: VecDeque<u32>,
-    /// Bytes of reads that are running.
-    read_bytes: usize,
+    share: Share,
+    /// What all running commands hold.
+    held: Held,
+    /// For the data of the next command.
+    spare: Option<DmaBuf>,
+    /// The arena had no memory when it was last asked: nobody will say when it has.
+    is_dry: bool,
     jobs: Vec<Job>,
     /// What was done since the controller was last told.
     traffic: Traffic,
@@ -104,6 +112,7 @@ impl IoQueue {
         no_sqhd: bool,
         success: C2hSuccess,
         max_io_size: u32,
+        share: Share,
     ) -> IoQueue {
         let success = match success {
             C2hSuccess::Off => false,
@@ -125,7 +134,10 @@ impl IoQueue {
             slots: Vec::new(),
             free: Vec::new(),
             waiting: VecDeque::new(),
-            read_bytes: 0,
+            share,
+            held: Held::default(),
+            spare: None,
+            is_dry: false,
             jobs: Vec::new(),
             traffic: Traffic::default(),
         }
@@ -166,9 +178,25 @@ impl IoQueue {
         self.ids.len() >= 2 * self.depth as usize
     }
 
-    /// Commands wait for memory or for room to send.
-    pub fn is_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+    /// A command waits for memory, and nobody will say when there is some.
+    pub fn is_dry(&self) -> bool {
+        self.is_dry
+    }
+
+    /// Whether a command that brings up to `len` bytes can be taken. What is behind it may be what others wait for, so
+    /// it is not kept waiting while data of this host is.
+    pub fn has_room_for(&mut self, conn: &Connection, len: usize) -> bool {
+        if len == 0 || conn.transfers_waiting() > 0 {
+            return true;
+        }
+        if self.held.write > 0 && self.held.write + len > self.share.window() {
+            return false;
+        }
+        if self.spare.as_ref().is_none_or(|spare| spare.len() < len) {
+            self.spare = DmaBuf::try_uninit(len);
+            self.is_dry |= self.spare.is_none();
+        }
+        self.spare.is_some()
     }
 
     /// Tells the controller what was done since the last call.
@@ -223,7 +251,7 @@ impl IoQueue {
         let command = ReadWrite::parse(sqe);
         let namespace = self.namespace(command.nsid)?;
         let (offset, len) = self.transfer_range(&namespace, &command)?;
-        match sqe.dptr.kind() {
+        match sqe.data_kind()? {
             SglKind::Transport if sqe.dptr.length.get() == len => {}
             SglKind::Transport => return Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr()),
             _ => return Err(Status::SGL_TYPE_INVALID.with_dnr()),
@@ -262,7 +290,7 @@ impl IoQueue {
         } else {
             (self.namespace(nsid)?, Vec::new())
         };
-        self.run(cid, namespace, Work::Flush { others }, 0);
+        self.run(cid, namespace, Work::Flush { others });
         Ok(())
     }
 
@@ -275,7 +303,7 @@ impl IoQueue {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
         }
         let fua = self.must_be_durable(&namespace, command.fua);
-        self.run(cid, namespace, Work::WriteZeroes { offset, len, deallocate: command.deallocate, fua }, 0);
+        self.run(cid, namespace, Work::WriteZeroes { offset, len, deallocate: command.deallocate, fua });
         Ok(())
     }
 
@@ -342,7 +370,7 @@ impl IoQueue {
         if !lengths.contains(&len) {
             return Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr());
         }
-        match sqe.dptr.kind() {
+        match sqe.data_kind()? {
             SglKind::Transport => {
                 self.start_with_buffer(conn, cid, namespace, Need::HostData { len, then });
                 Ok(())
@@ -357,13 +385,20 @@ impl IoQueue {
                     AfterData::Write { .. } if namespace.backend.takes_any_memory() => {
                         inline.chunk.slice(inline.range)
                     }
-                    // At most the in-capsule size of each outstanding command.
-                    _ => DmaSlice::copy_of(&inline.chunk[inline.range]),
+                    _ => self.copy_inline(&inline.chunk[inline.range]),
                 };
                 self.run_with_data(cid, namespace, then, data)
             }
             SglKind::Other(_) => Err(Status::SGL_TYPE_INVALID.with_dnr()),
         }
+    }
+
+    fn copy_inline(&mut self, data: &[u8]) -> DmaSlice {
+        let spare = self.spare.take().filter(|spare| spare.len() >= data.len());
+        let mut buf = spare.unwrap_or_else(|| DmaBuf::uninit(data.len()));
+        buf.truncate(data.len());
+        buf.copy_from_slice(data);
+        buf.freeze()
     }
 
     fn start_with_buffer(&mut self, conn: &mut Connection, cid: u16, namespace: NamespaceRef, need: Need) {
@@ -378,15 +413,17 @@ impl IoQueue {
     }
 
     /// A buffer, if there is memory and the command's window is open. A window is always open for the first.
-    fn buffer(&self, conn: &mut Connection, need: &Need) -> Option<DmaBuf> {
-        let (len, used, window) = match need {
-            Need::Read { len, .. } => (*len, self.read_bytes + conn.transmit().pending(), READ_WINDOW),
-            Need::HostData { len, .. } => (*len, conn.waiting_bytes(), HOST_DATA_WINDOW),
+    fn buffer(&mut self, conn: &mut Connection, need: &Need) -> Option<DmaBuf> {
+        let (len, used) = match need {
+            Need::Read { len, .. } => (*len as usize, self.held.read + conn.transmit().pending()),
+            Need::HostData { len, .. } => (*len as usize, self.held.write + conn.waiting_bytes()),
         };
-        if used > 0 && used + len as usize > window {
+        if used > 0 && used + len > self.share.window() {
             return None;
         }
-        DmaBuf::try_uninit(len as usize)
+        let buf = DmaBuf::try_uninit(len);
+        self.is_dry |= buf.is_none();
+        buf
     }
 
     fn use_buffer(
@@ -399,9 +436,9 @@ impl IoQueue {
         buf: DmaBuf,
     ) {
         match need {
-            Need::Read { offset, len } => {
+            Need::Read { offset, .. } => {
                 self.free_slot(slot);
-                self.run(cid, namespace, Work::Read { offset, buf }, len);
+                self.run(cid, namespace, Work::Read { offset, buf });
             }
             Need::HostData { len, then } => {
                 let slot = match slot {
@@ -425,20 +462,21 @@ impl IoQueue {
 
     /// Starts commands that wait, in order, as far as there are buffers for them.
     pub fn resume_waiting(&mut self, conn: &mut Connection) {
-        while let Some(&slot) = self.waiting.front() {
-            let Slot::Waiting { need, .. } = &self.slots[slot as usize] else {
-                self.waiting.pop_front();
+        self.is_dry = false;
+        while let Some(slot) = self.waiting.pop_front() {
+            let taken = std::mem::replace(&mut self.slots[slot as usize], Slot::Free);
+            let Slot::Waiting { cid, namespace, need } = taken else {
+                self.slots[slot as usize] = taken;
                 continue;
             };
-            let Some(buf) = self.buffer(conn, need) else { return };
-            self.waiting.pop_front();
-            let taken = std::mem::replace(&mut self.slots[slot as usize], Slot::Free);
-            if let Slot::Waiting { cid, namespace, need } = taken {
-                let tags_left = self.waiting.len();
-                self.use_buffer(conn, Some(slot), cid, namespace, need, buf);
-                if self.waiting.len() > tags_left {
-                    return;
-                }
+            let Some(buf) = self.buffer(conn, &need) else {
+                self.slots[slot as usize] = Slot::Waiting { cid, namespace, need };
+                return self.waiting.push_front(slot);
+            };
+            let tags_left = self.waiting.len();
+            self.use_buffer(conn, Some(slot), cid, namespace, need, buf);
+            if self.waiting.len() > tags_left {
+                return;
             }
         }
     }
@@ -473,33 +511,38 @@ impl IoQueue {
                 Work::Deallocate { ranges: ranges.ok_or(Status::LBA_OUT_OF_RANGE.with_dnr())? }
             }
         };
-        self.run(cid, namespace, work, 0);
+        self.run(cid, namespace, work);
         Ok(())
     }
 
     // ---- the ends --------------------------------------------------------------------------------------------------
 
-    fn run(&mut self, cid: u16, namespace: NamespaceRef, work: Work, read_len: u32) {
-        self.read_bytes += read_len as usize;
+    fn run(&mut self, cid: u16, namespace: NamespaceRef, work: Work) {
+        let mut held = Held::default();
         match &work {
             Work::Read { buf, .. } => {
+                held.read = buf.len();
                 self.traffic.reads += 1;
                 self.traffic.bytes_read += buf.len() as u64;
             }
             Work::Write { data, .. } => {
+                held.write = data.len();
                 self.traffic.writes += 1;
                 self.traffic.bytes_written += data.len() as u64;
             }
             _ => {}
         }
-        let slot = self.occupy(Slot::Running { cid, read_len });
+        self.held.read += held.read;
+        self.held.write += held.write;
+        let slot = self.occupy(Slot::Running { cid, held });
         self.jobs.push(Job { slot, namespace, work });
     }
 
     /// A job has ended.
     pub fn on_done(&mut self, conn: &mut Connection, done: Done) {
-        let Slot::Running { cid, read_len } = self.take_slot(done.slot) else { return };
-        self.read_bytes -= read_len as usize;
+        let Slot::Running { cid, held } = self.take_slot(done.slot) else { return };
+        self.held.read -= held.read;
+        self.held.write -= held.write;
         if done.status.sct() == sct::MEDIA {
             self.traffic.media_errors += 1;
         }
@@ -543,6 +586,8 @@ impl IoQueue {
     /// Forgets every command that is not running; the connection is over.
     pub fn forget_waiting(&mut self) {
         self.waiting.clear();
+        self.spare = None;
+        self.is_dry = false;
         self.jobs.clear();
         for slot in &mut self.slots {
             if !matches!(slot, Slot::Running { .. }) {

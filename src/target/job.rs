@@ -11,6 +11,7 @@ use super::namespace::Namespace;
 use crate::device::IoError;
 use crate::memory::{DmaBuf, DmaSlice};
 use crate::nvme::status::Status;
+use crate::reactor;
 
 /// A namespace as one queue holds it: cloned for each command without touching what other cores see.
 pub type NamespaceRef = Rc<Arc<Namespace>>;
@@ -80,6 +81,8 @@ pub async fn run(job: Job) -> Done {
                 if let Err(error) = backend.deallocate(offset, len).await {
                     return done(slot, Err(error));
                 }
+                // There may be 256 of them.
+                reactor::yield_now().await;
             }
             done(slot, Ok(()))
         }

@@ -38,26 +38,44 @@ pub struct Listener {
 /// How long an address may stay taken by a process that was killed: the kernel ends its operations, and with them
 /// its sockets, in its own time.
 const AFTERLIFE: Duration = Duration::from_millis(500);
-
-fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
-    let started = Instant::now();
-    loop {
-        match TcpListener::bind(addr) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && started.elapsed() < AFTERLIFE => {
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            bound => return bound,
-        }
-    }
-}
+const AFTERLIFE_POLL: Duration = Duration::from_millis(2);
 
 impl Listener {
-    /// Binds and starts to accept. The caller is on the control thread.
-    pub(super) fn open(addr: SocketAddr, shared: &Arc<Shared>) -> Result<Arc<Listener>, TargetError> {
+    /// Binds `addr`, waiting for a dead process to let go of it. `None` if `is_open` by then.
+    pub(super) async fn bind(
+        addr: SocketAddr,
+        shared: &Arc<Shared>,
+        is_open: impl Fn() -> bool,
+    ) -> Result<Option<TcpListener>, TargetError> {
         let reactor = shared.reactors.first().ok_or(TargetError::NoReactor)?;
-        let refused = |source| TargetError::Listen { addr, source };
-        let socket = bind(addr).map_err(refused)?;
-        socket.set_nonblocking(true).map_err(refused)?;
+        let started = Instant::now();
+        loop {
+            if is_open() {
+                return Ok(None);
+            }
+            match TcpListener::bind(addr) {
+                Ok(socket) => return Ok(Some(socket)),
+                // Slept on a reactor, so that the caller may run on any executor.
+                Err(source) => {
+                    if source.kind() != io::ErrorKind::AddrInUse
+                        || started.elapsed() >= AFTERLIFE
+                        || reactor.call(|| reactor::sleep(AFTERLIFE_POLL)).await.is_err()
+                    {
+                        return Err(TargetError::Listen { addr, source });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Starts to accept.
+    pub(super) fn open(
+        addr: SocketAddr,
+        socket: TcpListener,
+        shared: &Arc<Shared>,
+    ) -> Result<Arc<Listener>, TargetError> {
+        let reactor = shared.reactors.first().ok_or(TargetError::NoReactor)?;
+        socket.set_nonblocking(true).map_err(|source| TargetError::Listen { addr, source })?;
         let listener = Arc::new(Listener {
             addr,
             inbox: Inbox::default(),
@@ -99,7 +117,9 @@ async fn accept_all(listener: Arc<Listener>, socket: TcpListener, shared: Arc<Sh
             accepted += 1;
         };
         if let Err(error) = outcome {
-            warn!(addr = %listener.addr, %error, "cannot accept connections for now");
+            if shared.complaints.may_speak(Instant::now()) {
+                warn!(addr = %listener.addr, %error, "cannot accept connections for now");
+            }
             reactor::sleep(ACCEPT_RETRY).await;
         } else if accepted > 0 {
             reactor::yield_now().await;
@@ -124,7 +144,9 @@ async fn wait(listener: &Listener, socket: &TcpListener) -> io::Result<()> {
 
 fn deal(listener: &Arc<Listener>, shared: &Arc<Shared>, stream: TcpStream, peer: SocketAddr) {
     if !shared.connection_opened() {
-        warn!(%peer, "connection refused: there are as many as max_connections allows");
+        if shared.complaints.may_speak(Instant::now()) {
+            warn!(%peer, "connection refused: there are as many as max_connections allows");
+        }
         return;
     }
     debug!(%peer, listener = %listener.addr, "connection accepted");

@@ -71,7 +71,7 @@ pub fn page(command: &GetLogPage, controller: &Controller, errors: &ErrorLog) ->
         lid::SMART if !matches!(command.nsid, 0 | NSID_ALL) => return Err(Status::INVALID_FIELD.with_dnr()),
         lid::SMART => smart(controller, errors).as_bytes().to_vec(),
         lid::FIRMWARE_SLOT => firmware_slots().as_bytes().to_vec(),
-        lid::CHANGED_NAMESPACES => changed_namespaces(controller.changed_namespaces(!command.rae)),
+        lid::CHANGED_NAMESPACES => changed_namespaces(controller.changed_namespaces()),
         lid::COMMAND_EFFECTS => effects().as_bytes().to_vec(),
         _ => return Err(Status::INVALID_LOG_PAGE.with_dnr()),
     })
@@ -85,16 +85,14 @@ pub fn discovery_page(command: &GetLogPage) -> Result<Vec<u8>, Status> {
     }
 }
 
-/// What the command may have of `page`: from its offset, for its length, zeros behind the page's end.
+/// What there is of `page` for the command: from its offset, `len` bytes at most. Behind the page's end are zeros.
 pub fn cut(page: &[u8], command: &GetLogPage, len: usize) -> Result<Vec<u8>, Status> {
     // Offsets are in bytes and dword aligned; index offsets are for pages that we do not have (Base 5.16).
     if command.ot || command.lpo & 3 != 0 || command.lpo >= page.len() as u64 {
         return Err(Status::INVALID_FIELD.with_dnr());
     }
     let rest = &page[command.lpo as usize..];
-    let mut part = rest[..rest.len().min(len)].to_vec();
-    part.resize(len, 0);
-    Ok(part)
+    Ok(rest[..rest.len().min(len)].to_vec())
 }
 
 fn supported_pages(list: &[u8]) -> Vec<u8> {
@@ -170,7 +168,7 @@ mod tests {
         let page: Vec<u8> = (0..64).collect();
         let command = |lpo| GetLogPage { lpo, ..GetLogPage::default() };
         assert_eq!(cut(&page, &command(0), 8).unwrap(), (0..8).collect::<Vec<u8>>());
-        assert_eq!(cut(&page, &command(60), 8).unwrap(), [60, 61, 62, 63, 0, 0, 0, 0]);
+        assert_eq!(cut(&page, &command(60), 8).unwrap(), [60, 61, 62, 63]);
         for lpo in [64, 68, 2, u64::MAX - 3, u64::MAX] {
             assert_eq!(cut(&page, &command(lpo), 4), Err(Status::INVALID_FIELD.with_dnr()), "{lpo}");
         }

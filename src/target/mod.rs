@@ -22,6 +22,7 @@
 
 mod admin;
 mod command_ids;
+mod complaints;
 mod connection;
 mod controller;
 mod discovery;
@@ -35,10 +36,12 @@ mod job;
 mod listener;
 mod log_page;
 mod namespace;
+mod progress;
 mod queue;
 mod registers;
 mod service;
 mod session;
+mod share;
 mod spec;
 mod subsystem;
 mod transfer;

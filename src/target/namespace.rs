@@ -17,9 +17,13 @@ use super::spec::{NamespaceSpec, NamespaceView};
 use crate::device::{Device, IoError};
 use crate::memory::{DmaBuf, DmaSlice};
 use crate::pool::Volume;
+use crate::reactor;
 
 /// The unit in which volumes keep their data, bytes.
 const VOLUME_BLOCK: u32 = 4096;
+
+/// What is zeroed or deallocated of a device before other tasks have their turn, bytes.
+const STEP_BYTES: u64 = 16 << 20;
 
 /// What stands behind a namespace.
 #[derive(Clone)]
@@ -150,9 +154,13 @@ impl Backend {
         }
     }
 
+    /// Gives the space of the range back, as far as the backend can: it is the host's hint, so that it cannot is no error.
     pub async fn deallocate(&self, offset: u64, len: u64) -> Result<(), IoError> {
         match self {
-            Backend::Device(device) => device.discard(offset, len).await,
+            Backend::Device(device) => match in_steps(offset, len, |at, len| device.discard(at, len)).await {
+                Err(IoError::Unsupported) => Ok(()),
+                result => result,
+            },
             Backend::Volume(volume) => volume.deallocate(offset, len).await,
         }
     }
@@ -167,18 +175,42 @@ impl Backend {
     ) -> Result<(), IoError> {
         match self {
             Backend::Device(device) => {
-                // Discarded ranges of every kind of device read as zeros.
-                if deallocate {
-                    device.discard(offset, len).await?;
-                } else {
-                    device.write_zeroes(offset, len).await?;
-                }
+                in_steps(offset, len, |at, len| zero(device, at, len, deallocate)).await?;
                 if fua && device.info().write_cache { device.flush().await } else { Ok(()) }
             }
             // A volume keeps no zeros: the space is given back in any case.
             Backend::Volume(volume) => volume.write_zeroes(offset, len, fua).await,
         }
     }
+}
+
+/// Zeroes a range of a device. Discarded ranges read as zeros wherever a device can discard.
+async fn zero(device: &Device, offset: u64, len: u64, deallocate: bool) -> Result<(), IoError> {
+    if deallocate {
+        match device.discard(offset, len).await {
+            Err(IoError::Unsupported) => {}
+            result => return result,
+        }
+    }
+    device.write_zeroes(offset, len).await
+}
+
+/// Does `work` on the range a step at a time. Other tasks run in between: what a device does at once, as memory does,
+/// takes the time of its reactor.
+async fn in_steps<F>(offset: u64, len: u64, work: impl Fn(u64, u64) -> F) -> Result<(), IoError>
+where
+    F: Future<Output = Result<(), IoError>>,
+{
+    let mut done = 0;
+    while done < len {
+        let step = (len - done).min(STEP_BYTES);
+        work(offset + done, step).await?;
+        done += step;
+        if done < len {
+            reactor::yield_now().await;
+        }
+    }
+    Ok(())
 }
 
 impl fmt::Debug for Backend {
@@ -304,5 +336,32 @@ impl NamespaceMap {
             self.slots.pop();
         }
         removed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::OpenOptions;
+    use crate::reactor::{ReactorConfig, Reactors, block_on};
+
+    #[test]
+    fn a_device_that_cannot_discard_takes_the_hint_and_still_zeroes() {
+        let exe = std::env::current_exe().expect("tests have a path");
+        let dir = tempfile::tempdir_in(exe.parent().expect("it is in a directory")).expect("it is writable");
+        let uri = format!("uring:{}/disk?size=64MiB", dir.path().display());
+        let device = Device::open(&uri, OpenOptions::default()).expect("a file");
+        device.refuse_discards();
+        let reactors = Reactors::start(ReactorConfig::default()).expect("a reactor starts");
+        let work = move || async move {
+            let backend = Backend::Device(device.clone());
+            backend.write(0, DmaSlice::copy_of(&[7; 8192]), false).await?;
+            backend.deallocate(0, 4096).await?;
+            backend.write_zeroes(4096, (64 << 20) - 4096, true, false).await?;
+            let (result, buf) = backend.read(0, DmaBuf::uninit(8192)).await;
+            result.map(|()| (buf[..4096].iter().all(|&b| b == 7), buf[4096..].iter().all(|&b| b == 0)))
+        };
+        let found = block_on(reactors.handles()[0].call(work)).expect("the reactor lives");
+        assert_eq!(found.expect("no step fails"), (true, true));
     }
 }

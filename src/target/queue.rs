@@ -11,6 +11,10 @@
 //! it shares with others is its controller.
 #![forbid(unsafe_code)]
 
+mod connect;
+#[cfg(test)]
+mod tests;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,30 +23,30 @@ use tracing::{debug, info};
 
 use super::admin::AdminQueue;
 use super::connection::{Connection, ConnectionLimits, Event};
-use super::controller::{Controller, QueueSeat};
-use super::fabrics::{self, ConnectRequest, IoConnect, Refusal, STILL_OCCUPIED};
+use super::controller::Controller;
+use super::fabrics::ConnectRequest;
 use super::inbox::{CloseReason, Inbox, Message};
 use super::io::{Inline, IoQueue};
 use super::job::{Done, Job};
+use super::progress::Progress;
 use super::service::Shared;
 use super::spec::TransportOptions;
 use super::transfer::Arrived;
-use crate::memory::{DmaBuf, DmaSlice};
-use crate::nvme::base::{Cqe, OPCODE_FABRICS, SglKind, Sqe};
+use crate::memory::DmaSlice;
+use crate::nvme::base::{Cqe, OPCODE_FABRICS, Sqe};
 use crate::nvme::fabrics::{ConnectData, fctype};
 use crate::nvme::status::Status;
 use crate::nvme::tcp::{ADMIN_IN_CAPSULE_MAX, Fes};
 
 /// A host that connects must be done with ICReq and Connect in this time.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
-/// How long a Connect waits for a queue of the same id whose host has gone, but whose end was not seen yet.
-const OCCUPIED_LIMIT: Duration = Duration::from_millis(300);
-/// How long it waits for one that is being drained.
-const CLOSING_LIMIT: Duration = Duration::from_secs(5);
-/// How often it looks.
-const OCCUPIED_POLL: Duration = Duration::from_millis(1);
-/// A host that owes data and sends nothing at all for this long is given up, so that it cannot keep buffers for ever.
-const HOST_DATA_LIMIT: Duration = Duration::from_secs(60);
+/// A PDU that has begun must have come, or its data must have begun, in this time.
+const PDU_LIMIT: Duration = Duration::from_secs(60);
+/// Bytes of answers that may wait to be sent before further commands wait. On an I/O queue the data of reads does not
+/// count: that has its own window.
+const ANSWERS_MAX: usize = 1 << 20;
+/// How soon to ask again for memory that was not there.
+const MEMORY_POLL: Duration = Duration::from_micros(500);
 
 /// What a connection is made of, for those who serve it.
 pub struct Endpoint {
@@ -57,17 +61,14 @@ pub struct Endpoint {
 }
 
 enum Role {
-    New {
-        since: Instant,
-    },
+    New,
     /// The data of a Connect is under way.
     ConnectData {
         sqe: Box<Sqe>,
-        since: Instant,
     },
     Joining {
         request: Box<ConnectRequest>,
-        deadline: Instant,
+        since: Instant,
         next_try: Instant,
     },
     Admin(Box<AdminQueue>),
@@ -90,9 +91,19 @@ pub struct Queue {
     role: Role,
     ending: Ending,
     messages: Vec<Message>,
-    /// When data that hosts owe was last seen to move, and how much was owed.
-    host_data: (Instant, usize),
+    /// When the host must be done with Connect.
+    connect_by: Instant,
+    /// Whether the host sends what it was asked for, and takes what it asked for.
+    receiving: Progress,
+    sending: Progress,
+    /// Since when a PDU is here in part.
+    partial_since: Option<Instant>,
+    /// When to ask again for memory.
+    memory_retry: Instant,
+    /// The command that comes next cannot be taken yet.
+    is_blocked: bool,
     saw_command: bool,
+    saw_traffic: bool,
 }
 
 impl Queue {
@@ -101,11 +112,17 @@ impl Queue {
         Queue {
             conn: Connection::new(limits),
             endpoint,
-            role: Role::New { since: now },
+            role: Role::New,
             ending: Ending::Open,
             messages: Vec::new(),
-            host_data: (now, 0),
+            connect_by: now + CONNECT_LIMIT,
+            receiving: Progress::new(now),
+            sending: Progress::new(now),
+            partial_since: None,
+            memory_retry: now,
+            is_blocked: false,
             saw_command: false,
+            saw_traffic: false,
         }
     }
 
@@ -143,9 +160,9 @@ impl Queue {
         }
     }
 
-    /// Commands wait for memory that nobody will announce: look again soon.
-    pub fn is_waiting(&self) -> bool {
-        matches!(&self.role, Role::Io(io) if io.is_waiting())
+    /// What was received last begins with a command that cannot be taken yet: more input is of no use.
+    pub fn is_blocked(&self) -> bool {
+        self.is_blocked
     }
 
     // ---- input -----------------------------------------------------------------------------------------------------
@@ -154,7 +171,7 @@ impl Queue {
     pub fn receive(&mut self, chunk: &DmaSlice, start: usize, now: Instant) -> usize {
         let mut at = start;
         while self.ending == Ending::Open && at < chunk.len() {
-            if !self.has_room(&chunk[at..]) {
+            if !self.has_room(&chunk[at..], now) {
                 break;
             }
             let parsed = self.conn.parse(&chunk[at..]);
@@ -163,40 +180,57 @@ impl Queue {
             if let Some(event) = parsed.event {
                 self.on_event(event, chunk, base, now);
             }
-            self.check_violation();
+            self.check_violation(now);
             if parsed.starved {
                 break;
             }
         }
+        let is_partial = at < chunk.len() && !self.is_blocked;
+        self.partial_since = match self.partial_since {
+            Some(since) if is_partial && at == start => Some(since),
+            _ => is_partial.then_some(now),
+        };
         at
     }
 
     /// `len` bytes were received straight into [`Connection::payload_room`].
     pub fn payload_received(&mut self, len: usize, now: Instant) {
+        self.saw_traffic = true;
         if let Some(Event::DataArrived(arrived)) = self.conn.payload_received(len) {
             self.on_data(arrived, now);
         }
     }
 
-    /// Whether what comes next may be taken. Commands beyond what the queue holds stay where they are, unless that could
-    /// be for ever.
-    fn has_room(&mut self, next: &[u8]) -> bool {
-        let Role::Io(io) = &self.role else { return true };
-        if !io.is_full() || !self.conn.is_command(next) {
-            return true;
+    /// Whether what comes next may be taken. Commands beyond what the queue holds, or can be answered, stay where they
+    /// are, unless that could be for ever.
+    pub fn has_room(&mut self, next: &[u8], now: Instant) -> bool {
+        let room = match self.conn.next_command(next) {
+            Some(data) => self.has_room_for(data, now),
+            None => true,
+        };
+        self.is_blocked = !room;
+        room
+    }
+
+    /// The same for a command that brings up to `data` bytes.
+    fn has_room_for(&mut self, data: usize, now: Instant) -> bool {
+        let Role::Io(io) = &mut self.role else {
+            return self.conn.transmit().pending() <= ANSWERS_MAX;
+        };
+        if !io.is_full() {
+            return self.conn.transmit().pending_copied() <= ANSWERS_MAX && io.has_room_for(&self.conn, data);
         }
         if self.conn.transfers_waiting() == io.outstanding() {
             // Every command waits for data of this host, which is behind the command that cannot be taken.
             self.conn.fail_with(Fes::LIMIT_EXCEEDED);
-            self.check_violation();
+            self.check_violation(now);
         }
         false
     }
 
-    fn check_violation(&mut self) {
-        if let Some(violation) = self.conn.violation()
-            && self.ending == Ending::Open
-        {
+    fn check_violation(&mut self, now: Instant) {
+        let Some(violation) = self.conn.violation().filter(|_| self.ending == Ending::Open) else { return };
+        if self.endpoint.shared.complaints.may_speak(now) {
             info!(
                 peer = %self.endpoint.peer,
                 queue = ?self.qid(),
@@ -204,8 +238,8 @@ impl Queue {
                 violation.fes,
                 violation.fei
             );
-            self.end(Ending::AfterSending);
         }
+        self.end(Ending::AfterSending);
     }
 
     fn on_event(&mut self, event: Event, chunk: &DmaSlice, base: usize, now: Instant) {
@@ -216,7 +250,9 @@ impl Queue {
             }
             Event::DataArrived(arrived) => self.on_data(arrived, now),
             Event::HostTerminated { fes, fei } => {
-                info!(peer = %self.endpoint.peer, queue = ?self.qid(), "host reports fatal error {fes:#x} ({fei:#x})");
+                if self.endpoint.shared.complaints.may_speak(now) {
+                    info!(peer = %self.endpoint.peer, queue = ?self.qid(), "host reports fatal error {fes:#x} ({fei:#x})");
+                }
                 self.end(Ending::Now);
             }
         }
@@ -224,6 +260,7 @@ impl Queue {
 
     fn on_command(&mut self, sqe: &Sqe, inline: Inline<'_>, now: Instant) {
         self.saw_command = true;
+        self.saw_traffic = true;
         match &mut self.role {
             Role::Io(io) if sqe.opcode != OPCODE_FABRICS => io.on_command(&mut self.conn, sqe, inline),
             Role::Io(_) => self.on_io_fabrics(sqe),
@@ -231,10 +268,7 @@ impl Queue {
                 let now_ms = self.endpoint.shared.now_ms(now);
                 admin.on_command(&mut self.conn, sqe, inline, now_ms);
             }
-            Role::New { since } => {
-                let since = *since;
-                self.on_first_command(sqe, inline, since, now);
-            }
+            Role::New => self.on_first_command(sqe, inline, now),
             // Nothing may follow a Connect before its answer.
             Role::ConnectData { .. } | Role::Joining { .. } => {
                 self.answer(sqe.cid.get(), Status::COMMAND_SEQUENCE_ERROR.with_dnr(), 0);
@@ -244,163 +278,34 @@ impl Queue {
     }
 
     fn on_data(&mut self, arrived: Arrived, now: Instant) {
+        self.saw_traffic = true;
         match &mut self.role {
             Role::Io(io) => io.on_data(&mut self.conn, arrived),
             Role::Admin(admin) => admin.on_data(&mut self.conn, arrived, self.endpoint.shared.now_ms(now)),
-            Role::ConnectData { sqe, since } => {
-                let (sqe, since) = (**sqe, *since);
-                self.role = Role::New { since };
+            Role::ConnectData { sqe } => {
+                let sqe = **sqe;
+                self.role = Role::New;
                 if arrived.intact {
                     self.connect(&sqe, &arrived.buf, now);
                 } else {
                     self.answer(sqe.cid.get(), Status::TRANSIENT_TRANSPORT_ERROR, 0);
                 }
             }
-            Role::New { .. } | Role::Joining { .. } => {}
+            Role::New | Role::Joining { .. } => {}
         }
     }
 
     /// A job has ended.
     pub fn on_done(&mut self, done: Done) {
+        self.saw_traffic = true;
         if let Role::Io(io) = &mut self.role {
             io.on_done(&mut self.conn, done);
         }
     }
 
-    // ---- connect ---------------------------------------------------------------------------------------------------
-
-    /// Only a Connect may come first.
-    fn on_first_command(&mut self, sqe: &Sqe, inline: Inline<'_>, since: Instant, now: Instant) {
-        let cid = sqe.cid.get();
-        let refuse = |this: &mut Queue, status| this.answer(cid, status, 0);
-        if sqe.opcode != OPCODE_FABRICS || sqe.fctype() != fctype::CONNECT {
-            return refuse(self, Status::COMMAND_SEQUENCE_ERROR.with_dnr());
-        }
-        if !inline.intact {
-            return refuse(self, Status::TRANSIENT_TRANSPORT_ERROR);
-        }
-        let len = sqe.dptr.length.get() as usize;
-        if len != size_of::<ConnectData>() {
-            return refuse(self, Status::DATA_SGL_LENGTH_INVALID.with_dnr());
-        }
-        match sqe.dptr.kind() {
-            SglKind::InCapsule if sqe.dptr.address.get() != 0 => {
-                refuse(self, Status::SGL_OFFSET_INVALID.with_dnr());
-            }
-            SglKind::InCapsule if inline.range.len() != len => {
-                refuse(self, Status::DATA_SGL_LENGTH_INVALID.with_dnr());
-            }
-            SglKind::InCapsule => self.connect(sqe, &inline.chunk[inline.range], now),
-            SglKind::Transport => match self.conn.request_data(0, cid, DmaBuf::uninit(len)) {
-                Ok(()) => self.role = Role::ConnectData { sqe: Box::new(*sqe), since },
-                Err(_) => refuse(self, Status::COMMAND_INTERRUPTED),
-            },
-            SglKind::Other(_) => refuse(self, Status::SGL_TYPE_INVALID.with_dnr()),
-        }
-    }
-
-    fn connect(&mut self, sqe: &Sqe, data: &[u8], now: Instant) {
-        let request = match ConnectRequest::parse(sqe, data, &self.endpoint.options) {
-            Ok(request) => request,
-            Err(refusal) => return self.refuse(sqe.cid.get(), refusal),
-        };
-        if request.qid == 0 {
-            return self.connect_admin(&request, now);
-        }
-        self.connect_io(Box::new(request), now, None);
-    }
-
-    fn connect_admin(&mut self, request: &ConnectRequest, now: Instant) {
-        let Endpoint { shared, options, listener, local, inbox, .. } = &self.endpoint;
-        let is_discovery = request.subsystem.is_discovery();
-        let io_queues_max = if is_discovery { 0 } else { options.max_io_queues };
-        let seat = self.seat(request.depth);
-        let controller = match fabrics::connect_admin(request, shared, *listener, seat, io_queues_max) {
-            Ok(controller) => controller,
-            Err(refusal) => return self.refuse(request.cid, refusal),
-        };
-        info!(
-            host = %controller.host.nqn.as_str(),
-            subsystem = %controller.subsystem.nqn.as_str(),
-            cntlid = controller.cntlid,
-            peer = %self.endpoint.peer,
-            "host connected"
-        );
-        controller.saw_command(shared.now_ms(now));
-        let cntlid = controller.cntlid;
-        let (shared, options) = (Arc::clone(shared), Arc::clone(options));
-        let admin = AdminQueue::new(controller, shared, options, Arc::clone(inbox), *local, request);
-        self.role = Role::Admin(Box::new(admin));
-        self.accept(request, cntlid);
-    }
-
-    fn connect_io(&mut self, request: Box<ConnectRequest>, now: Instant, deadline: Option<Instant>) {
-        let Endpoint { shared, options, listener, .. } = &self.endpoint;
-        match fabrics::connect_io(&request, shared, *listener, &self.seat(request.depth)) {
-            IoConnect::Joined(controller) => {
-                debug!(
-                    cntlid = controller.cntlid,
-                    qid = request.qid,
-                    depth = request.depth,
-                    reactor = self.endpoint.reactor,
-                    "I/O queue connected"
-                );
-                controller.saw_command(shared.now_ms(now));
-                let cntlid = controller.cntlid;
-                let mut io = IoQueue::new(
-                    controller,
-                    request.qid,
-                    request.depth,
-                    request.no_sq_flow_control,
-                    options.c2h_success,
-                    options.max_io_size,
-                );
-                io.refresh_namespaces(&mut self.conn);
-                self.conn.set_in_capsule_max(options.in_capsule_data_size);
-                self.role = Role::Io(Box::new(io));
-                self.accept(&request, cntlid);
-            }
-            IoConnect::Occupied { closing } => {
-                let limit = if closing { CLOSING_LIMIT } else { OCCUPIED_LIMIT };
-                let deadline = deadline.unwrap_or(now + limit);
-                if now >= deadline {
-                    self.refuse(request.cid, STILL_OCCUPIED);
-                    self.role = Role::New { since: now };
-                } else {
-                    self.role = Role::Joining { request, deadline, next_try: now + OCCUPIED_POLL };
-                }
-            }
-            IoConnect::Refused(refusal) => {
-                self.refuse(request.cid, refusal);
-                self.role = Role::New { since: now };
-            }
-        }
-    }
-
-    fn seat(&self, depth: u32) -> QueueSeat {
-        QueueSeat {
-            inbox: Arc::clone(&self.endpoint.inbox),
-            depth,
-            reactor: self.endpoint.reactor,
-            local: self.endpoint.local,
-            peer: self.endpoint.peer,
-        }
-    }
-
-    fn accept(&mut self, request: &ConnectRequest, cntlid: u16) {
-        // FFFFh says that SQ flow control is off, as was asked (Base 6.3).
-        let sqhd = if request.no_sq_flow_control { 0xFFFF } else { (1 % request.depth) as u16 };
-        let cqe = Cqe::new(request.cid, Status::SUCCESS).with_result(cntlid.into()).with_sqhd(sqhd);
-        self.conn.respond(cqe);
-    }
-
-    fn refuse(&mut self, cid: u16, refusal: Refusal) {
-        debug!(peer = %self.endpoint.peer, status = %refusal.status, parameter = ?refusal.parameter, "connect refused");
-        self.answer(cid, refusal.status, refusal.parameter.0.into());
-    }
-
     fn on_io_fabrics(&mut self, sqe: &Sqe) {
         let status = match sqe.fctype() {
+            _ if sqe.command_flags().fuse() != 0 => Status::INVALID_FIELD.with_dnr(),
             fctype::DISCONNECT => Status::SUCCESS,
             fctype::CONNECT => Status::COMMAND_SEQUENCE_ERROR.with_dnr(),
             // Properties are the admin queue's.
@@ -418,7 +323,8 @@ impl Queue {
 
     // ---- everything else -------------------------------------------------------------------------------------------
 
-    /// What is due besides input: messages, namespaces, commands that wait, events, timers. Once per turn.
+    /// What is due besides input: messages, namespaces, commands that wait, events. Once per turn, before input, so that
+    /// a command which the host sent after a change finds it made.
     pub fn turn(&mut self, now: Instant) {
         if self.endpoint.inbox.is_flagged() {
             self.read_inbox();
@@ -426,70 +332,92 @@ impl Queue {
         if self.ending != Ending::Open {
             return;
         }
-        let saw_command = std::mem::take(&mut self.saw_command);
         match &mut self.role {
             Role::Io(io) => {
                 io.refresh_namespaces(&mut self.conn);
-                if io.is_waiting() {
-                    io.resume_waiting(&mut self.conn);
-                }
-                if saw_command {
-                    io.controller.saw_command(self.endpoint.shared.now_ms(now));
+                io.resume_waiting(&mut self.conn);
+                if std::mem::take(&mut self.saw_command) {
                     io.publish_traffic();
                 }
-                self.watch_host_data(now);
             }
-            Role::Admin(admin) => {
-                if saw_command {
-                    admin.controller.saw_command(self.endpoint.shared.now_ms(now));
-                }
-                admin.send_events(&mut self.conn);
-                let now_ms = self.endpoint.shared.now_ms(now);
-                if admin.keep_alive_deadline_ms().is_some_and(|deadline| now_ms > deadline) {
-                    info!(
-                        host = %admin.controller.host.nqn.as_str(),
-                        cntlid = admin.controller.cntlid,
-                        "keep alive timer expired; the association ends"
-                    );
-                    self.end(Ending::Now);
-                }
-            }
-            Role::New { since } | Role::ConnectData { since, .. } if now >= *since + CONNECT_LIMIT => {
-                debug!(peer = %self.endpoint.peer, "host did not connect in time");
-                self.end(Ending::Now);
-            }
-            Role::New { .. } | Role::ConnectData { .. } => {}
+            Role::Admin(admin) => admin.send_events(&mut self.conn),
+            Role::New | Role::ConnectData { .. } => {}
             Role::Joining { next_try, .. } if now < *next_try => {}
             Role::Joining { .. } => {
-                let taken = std::mem::replace(&mut self.role, Role::New { since: now });
-                if let Role::Joining { request, deadline, .. } = taken {
-                    self.connect_io(request, now, Some(deadline));
+                if let Role::Joining { request, since, .. } = std::mem::replace(&mut self.role, Role::New) {
+                    self.connect_io(request, now, Some(since));
                 }
             }
         }
     }
 
-    /// When [`Queue::turn`] is due although nothing happens.
+    /// Ends the connection if the host has let a time limit pass. Once per turn, after input: what has come in time
+    /// counts, however late it is looked at.
+    pub fn judge(&mut self, now: Instant) {
+        if self.ending != Ending::Open {
+            return;
+        }
+        if std::mem::take(&mut self.saw_traffic)
+            && let Some(controller) = self.controller()
+        {
+            controller.saw_traffic(self.endpoint.shared.now_ms(now));
+        }
+        if matches!(&self.role, Role::Io(io) if io.is_dry()) {
+            self.memory_retry = now + MEMORY_POLL;
+        }
+        let (owed, arrived) = (self.conn.bytes_owed(), self.conn.bytes_arrived());
+        let (pending, sent) = (self.conn.transmit().pending(), self.conn.transmit().sent());
+        let receives = self.receiving.keeps_up(now, owed, arrived);
+        let sends = self.sending.keeps_up(now, pending, sent);
+        let why = match &self.role {
+            Role::New | Role::ConnectData { .. } if now >= self.connect_by => "it did not connect in time",
+            Role::Admin(admin) if admin.keep_alive_deadline_ms().is_some_and(|ms| self.is_past(now, ms)) => {
+                "its keep alive timer has expired"
+            }
+            _ if !receives => "it does not send the data it was asked for",
+            _ if !sends => "it does not take the answers to its commands",
+            _ if self.partial_since.is_some_and(|since| now >= since + PDU_LIMIT) => {
+                "it does not finish what it has begun to send"
+            }
+            _ => return,
+        };
+        if self.endpoint.shared.complaints.may_speak(now) {
+            info!(
+                peer = %self.endpoint.peer,
+                queue = ?self.qid(),
+                cntlid = self.controller().map(|controller| controller.cntlid),
+                "connection ends: {why}"
+            );
+        }
+        self.end(Ending::Now);
+    }
+
+    fn is_past(&self, now: Instant, ms: u64) -> bool {
+        self.endpoint.shared.now_ms(now) > ms
+    }
+
+    /// When [`Queue::turn`] and [`Queue::judge`] are due although nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
-        match &self.role {
-            Role::New { since } | Role::ConnectData { since, .. } => Some(*since + CONNECT_LIMIT),
+        let role = match &self.role {
+            Role::New | Role::ConnectData { .. } => Some(self.connect_by),
             Role::Joining { next_try, .. } => Some(*next_try),
             Role::Admin(admin) => {
                 // One past the deadline, so that it is passed when the timer fires.
                 admin.keep_alive_deadline_ms().map(|ms| self.endpoint.shared.instant_of(ms + 1))
             }
-            Role::Io(_) if self.conn.waiting_bytes() > 0 => Some(self.host_data.0 + HOST_DATA_LIMIT),
-            Role::Io(_) => None,
-        }
+            Role::Io(io) => io.is_dry().then_some(self.memory_retry),
+        };
+        let partial = self.partial_since.map(|since| since + PDU_LIMIT);
+        [role, partial, self.receiving.deadline(), self.sending.deadline()].into_iter().flatten().min()
     }
 
-    fn watch_host_data(&mut self, now: Instant) {
-        let owed = self.conn.bytes_owed();
-        if owed == 0 || owed != self.host_data.1 {
-            self.host_data = (now, owed);
-        } else if now >= self.host_data.0 + HOST_DATA_LIMIT {
-            info!(peer = %self.endpoint.peer, "host does not send the data it was asked for; connection ends");
-            self.end(Ending::Now);
+    /// Answers what was asked of this queue and will not be done: it is over.
+    pub fn decline_all(&mut self) {
+        self.endpoint.inbox.take(&mut self.messages);
+        for message in self.messages.drain(..) {
+            if let Message::Abort { token, reply_to, .. } = message {
+                reply_to.post(Message::AbortDone { token, aborted: false });
+            }
         }
     }
 
@@ -520,9 +448,6 @@ impl Queue {
             }
         }
         self.messages = messages;
-        if let Role::Admin(admin) = &mut self.role {
-            admin.on_queue_gone(&mut self.conn);
-        }
     }
 
     /// The connection ends, for a reason of the caller's: the host has closed it, or it broke.

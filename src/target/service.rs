@@ -1,8 +1,8 @@
 //! [`Target`]: the target as its operator sees it, and what all connections share.
 //!
 //! Every call comes from the control thread. A call changes what is shared, tells the connections concerned, and, where it
-//! takes something away, waits until nothing uses it any more; that wait is bounded, because connections drop what will
-//! not end (see [`super::session`]).
+//! takes something away, waits until nothing uses it any more. That wait is bounded, and a caller in whose time it did not
+//! end is told so: what runs on a backend may take as long as its device does.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -14,18 +14,18 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
+use super::complaints::Complaints;
 use super::controller::Controller;
 use super::error::TargetError;
 use super::inbox::CloseReason;
 use super::listener::Listener;
+use super::share::Shares;
 use super::spec::{ControllerView, NamespaceSpec, QueueView, SubsystemSpec, SubsystemView, TransportOptions};
 use super::subsystem::Subsystem;
 use crate::nvme::nqn::Nqn;
 use crate::reactor::{self, ReactorHandle};
 
-/// How long a command may go on running after its queue was closed before it is dropped.
-pub(super) const DRAIN_LIMIT: Duration = Duration::from_secs(10);
-/// How long the operator's calls wait for what they took away to be unused; longer than [`DRAIN_LIMIT`].
+/// How long the operator's calls wait for what they took away to be unused.
 const RELEASE_LIMIT: Duration = Duration::from_secs(12);
 const RELEASE_POLL: Duration = Duration::from_millis(1);
 
@@ -40,6 +40,9 @@ pub struct Shared {
     pub reactors: Vec<ReactorHandle>,
     pub discovery: Arc<Subsystem>,
     registry: Mutex<Registry>,
+    /// What the I/O queues have of the memory for data.
+    pub shares: Arc<Shares>,
+    pub complaints: Complaints,
     discovery_generation: AtomicU64,
     connections: AtomicU32,
     next_reactor: AtomicUsize,
@@ -129,6 +132,8 @@ impl Target {
                     subsystems: BTreeMap::new(),
                     listeners: BTreeMap::new(),
                 }),
+                shares: Arc::default(),
+                complaints: Complaints::default(),
                 // Not 0, which hosts may take for "never filled".
                 discovery_generation: AtomicU64::new(1),
                 connections: AtomicU32::new(0),
@@ -136,6 +141,11 @@ impl Target {
                 epoch: Instant::now(),
             }),
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// The limits of connections made from now on.
@@ -176,7 +186,7 @@ impl Target {
     /// Deletes a subsystem. Its hosts are disconnected; those that come back are told not to retry. Returns when its last
     /// command has ended.
     pub async fn delete_subsystem(&self, nqn: &str) -> Result<(), TargetError> {
-        let subsystem = self.find(nqn)?;
+        let subsystem = self.find_nvme(nqn)?;
         for controller in subsystem.delete() {
             controller.disconnect(CloseReason::Administrative);
         }
@@ -185,7 +195,9 @@ impl Target {
             subsystem.remove_listener(addr);
             self.close_unused_listener(addr).await;
         }
-        self.released(|| subsystem.controllers().is_empty()).await;
+        if !self.released(|| subsystem.controllers().is_empty()).await {
+            return Err(TargetError::StillInUse { what: format!("subsystem {nqn}") });
+        }
         self.shared.registry().subsystems.remove(&subsystem.nqn);
         self.shared.discovery_changed();
         Ok(())
@@ -222,8 +234,10 @@ impl Target {
     /// namespace. Returns when nothing of the target uses its backend any more.
     pub async fn remove_namespace(&self, nqn: &str, nsid: u32) -> Result<(), TargetError> {
         let removed = self.find_nvme(nqn)?.remove_namespace(nsid)?;
-        self.released(|| removed.strong_count() == 0).await;
-        Ok(())
+        match self.released(|| removed.strong_count() == 0).await {
+            true => Ok(()),
+            false => Err(TargetError::StillInUse { what: format!("namespace {nsid} of {nqn}") }),
+        }
     }
 
     /// The backend with this UUID has another size now: hosts are told. Returns how many namespaces it concerned.
@@ -260,18 +274,51 @@ impl Target {
     /// Makes the subsystem reachable at `addr`; a wildcard address means every address of this machine.
     pub async fn add_listener(&self, nqn: &str, addr: SocketAddr) -> Result<(), TargetError> {
         let subsystem = self.find(nqn)?;
-        if subsystem.listeners().contains(&addr) {
+        if !subsystem.add_listener(addr) {
             return Err(TargetError::ListenerExists { addr, nqn: nqn.into() });
         }
-        {
-            let mut registry = self.shared.registry();
-            if let Entry::Vacant(vacant) = registry.listeners.entry(addr) {
-                vacant.insert(Listener::open(addr, &self.shared)?);
+        self.open_socket(&subsystem, addr).await
+    }
+
+    /// As [`Target::add_listener`] for several at once, and returns those that failed. No socket opens before every
+    /// subsystem knows where it is reached, so that no host is sent away that is merely early.
+    pub async fn add_listeners(&self, wanted: Vec<(String, SocketAddr)>) -> Vec<(String, TargetError)> {
+        let mut failed = Vec::new();
+        let mut added = Vec::new();
+        for (nqn, addr) in wanted {
+            match self.find(&nqn) {
+                Ok(subsystem) if subsystem.add_listener(addr) => added.push((nqn, subsystem, addr)),
+                Ok(_) => {}
+                Err(error) => failed.push((nqn, error)),
             }
         }
-        subsystem.add_listener(addr);
+        for (nqn, subsystem, addr) in added {
+            if let Err(error) = self.open_socket(&subsystem, addr).await {
+                failed.push((nqn, error));
+            }
+        }
+        failed
+    }
+
+    /// Opens the socket of a listener that the subsystem has already, if it is not open; takes the listener back when
+    /// that fails.
+    async fn open_socket(&self, subsystem: &Subsystem, addr: SocketAddr) -> Result<(), TargetError> {
+        let is_open = || self.shared.registry().listeners.contains_key(&addr);
+        // Another call may open it meanwhile. The registry is not locked while this one waits for the address.
+        let opened = Listener::bind(addr, &self.shared, is_open).await;
+        let outcome =
+            opened.and_then(|socket| match (socket, self.shared.registry().listeners.entry(addr)) {
+                (Some(socket), Entry::Vacant(vacant)) => {
+                    vacant.insert(Listener::open(addr, socket, &self.shared)?);
+                    Ok(())
+                }
+                _ => Ok(()),
+            });
+        if outcome.is_err() {
+            subsystem.remove_listener(addr);
+        }
         self.shared.discovery_changed();
-        Ok(())
+        outcome
     }
 
     /// The subsystem is not reached at `addr` any more: hosts that came in by it are disconnected.
@@ -341,15 +388,19 @@ impl Target {
         .await;
     }
 
-    /// Waits until `done`, for [`RELEASE_LIMIT`] at most.
-    async fn released(&self, done: impl Fn() -> bool) {
+    /// Waits until `done`, for [`RELEASE_LIMIT`] at most. False if it is not.
+    async fn released(&self, done: impl Fn() -> bool) -> bool {
         let deadline = Instant::now() + RELEASE_LIMIT;
-        while !done() && Instant::now() < deadline {
+        while !done() {
+            if Instant::now() >= deadline {
+                return false;
+            }
             // Slept on a reactor, so that the caller may run on any executor. A reactor that is gone has no connections.
             if self.shared.next_reactor().call(|| reactor::sleep(RELEASE_POLL)).await.is_err() {
-                return;
+                return true;
             }
         }
+        true
     }
 }
 

@@ -13,8 +13,9 @@
 //! that has not arrived whole is kept aside until the next turn; it is less than one PDU, unless the host has more commands
 //! outstanding than its queue holds.
 //!
-//! At the end the socket is closed first, so that the host learns of it at once; running jobs are then waited for, within
-//! limits, and only when the last is gone does the queue leave its controller.
+//! At the end the socket is closed first, so that the host learns of it at once; running jobs are then waited for, however
+//! long their device takes, and only when the last is gone does the queue leave its controller. So a controller that says
+//! that it is reset, and a namespace that is said to be removed, are written to by nobody any more.
 #![forbid(unsafe_code)]
 
 use std::cell::RefCell;
@@ -34,7 +35,7 @@ use super::inbox::{CloseReason, Inbox};
 use super::job::{self, Done, Job};
 use super::listener::Listener;
 use super::queue::{Ending, Endpoint, Queue};
-use super::service::{DRAIN_LIMIT, Shared};
+use super::service::Shared;
 use crate::memory::{DmaBuf, DmaSlice};
 use crate::reactor::{self, FuturePool};
 
@@ -49,6 +50,12 @@ const SEND_PIECES: usize = 256;
 const SENDS_PER_TURN: usize = 4;
 /// Socket buffers, bytes; enough for what one turn handles, in both directions.
 const SOCKET_BUFFER_BYTES: usize = 2 << 20;
+/// A host that does not answer TCP is probed after this long, seconds, so often, and so many times.
+const PEER_IDLE_S: u32 = 30;
+const PEER_PROBE_S: u32 = 10;
+const PEER_PROBES: u32 = 3;
+/// Commands that run on for so long after their connection was closed are worth a word.
+const DRAIN_REMARK: Duration = Duration::from_secs(10);
 /// A host whose connection we end has this long to read why.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
 
@@ -73,7 +80,7 @@ async fn open(
 ) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
-    enlarge_buffers(&stream);
+    watch_peer(&stream)?;
     let endpoint = Endpoint {
         options: shared.options(),
         shared: Arc::clone(shared),
@@ -90,9 +97,20 @@ async fn open(
         stash: Vec::new(),
         pool: FuturePool::new(0),
         start: job::run,
+        is_enlarged: false,
     };
     session.run().await;
     session.close().await;
+    Ok(())
+}
+
+/// Makes the kernel find out that a host is gone which says nothing because it is: a crash, or a cable.
+fn watch_peer(stream: &TcpStream) -> io::Result<()> {
+    setsockopt(stream, sockopt::KeepAlive, &true)?;
+    setsockopt(stream, sockopt::TcpKeepIdle, &PEER_IDLE_S)?;
+    setsockopt(stream, sockopt::TcpKeepInterval, &PEER_PROBE_S)?;
+    setsockopt(stream, sockopt::TcpKeepCount, &PEER_PROBES)?;
+    setsockopt(stream, sockopt::TcpUserTimeout, &(1000 * (PEER_IDLE_S + PEER_PROBE_S * PEER_PROBES)))?;
     Ok(())
 }
 
@@ -114,6 +132,8 @@ struct Session<F: Future<Output = Done>> {
     stash: Vec<u8>,
     pool: FuturePool<F>,
     start: fn(Job) -> F,
+    /// The socket has the buffers of an I/O queue.
+    is_enlarged: bool,
 }
 
 impl<F: Future<Output = Done>> Session<F> {
@@ -126,10 +146,14 @@ impl<F: Future<Output = Done>> Session<F> {
             if self.queue.ending() != Ending::Open {
                 return;
             }
+            if !self.is_enlarged && self.queue.qid().is_some_and(|qid| qid > 0) {
+                self.is_enlarged = true;
+                enlarge_buffers(&self.stream);
+            }
             if worked {
                 last_work = now;
                 reactor::yield_now().await;
-            } else if now.saturating_duration_since(last_work) < reactor::spin() || self.queue.is_waiting() {
+            } else if now.saturating_duration_since(last_work) < reactor::spin() {
                 reactor::yield_idle().await;
             } else {
                 self.park().await;
@@ -140,10 +164,10 @@ impl<F: Future<Output = Done>> Session<F> {
 
     /// Receives, handles what came, and polls the jobs. True if there was anything.
     fn turn(&mut self, now: Instant, cx: &mut Context<'_>) -> bool {
-        // First what others have changed, so that a command which the host sent after a change finds it made.
         self.queue.turn(now);
         let (chunk, mut worked) = self.receive(now);
         worked |= self.run_jobs(cx);
+        self.queue.judge(now);
         // Jobs that read from the receive buffer have ended, so it can be used again; else it is theirs.
         if let Some(chunk) = chunk
             && let Ok(buf) = chunk.try_into_buf()
@@ -154,6 +178,10 @@ impl<F: Future<Output = Done>> Session<F> {
     }
 
     fn receive(&mut self, now: Instant) -> (Option<DmaSlice>, bool) {
+        // More input is of no use while what is at hand cannot be handled.
+        if !self.stash.is_empty() && !self.queue.has_room(&self.stash, now) {
+            return (None, false);
+        }
         let mut chunk = CHUNK.take().unwrap_or_else(|| DmaBuf::uninit(CHUNK_BYTES));
         let kept = self.stash.len();
         chunk[..kept].copy_from_slice(&self.stash);
@@ -175,7 +203,7 @@ impl<F: Future<Output = Done>> Session<F> {
         }
         let filled = kept + behind;
         let chunk = chunk.freeze();
-        // What is stashed is looked at again even if nothing came: there may be room for it now.
+        // What is stashed is looked at again even if nothing came: there is room for it now.
         if filled == 0 {
             return (Some(chunk), direct > 0);
         }
@@ -251,9 +279,9 @@ impl<F: Future<Output = Done>> Session<F> {
     /// Waits until there is something to do.
     async fn park(&mut self) {
         // With input at hand that cannot be handled yet, more of it is of no use: the end of a job is what helps.
-        let mut readable = pin!(match self.stash.len() < CHUNK_BYTES - PEEK_BYTES {
-            true => Some(reactor::readable(self.stream.as_raw_fd())),
-            false => None,
+        let mut readable = pin!(match self.queue.is_blocked() {
+            false => Some(reactor::readable(self.stream.as_raw_fd())),
+            true => None,
         });
         let mut writable = pin!(match self.queue.conn.transmit().is_empty() {
             false => Some(reactor::writable(self.stream.as_raw_fd())),
@@ -292,6 +320,7 @@ impl<F: Future<Output = Done>> Session<F> {
             }
             Ending::Open | Ending::Now => drop(self.stream.shutdown(Shutdown::Both)),
         }
+        self.queue.decline_all();
         self.drain().await;
         match (&controller, qid) {
             (Some(controller), Some(0)) => {
@@ -299,7 +328,11 @@ impl<F: Future<Output = Done>> Session<F> {
                 controller.subsystem.forget_controller(controller.cntlid);
                 debug!(cntlid = controller.cntlid, "controller is gone");
             }
-            (Some(controller), Some(qid)) => controller.left(qid),
+            (Some(controller), Some(qid)) => {
+                controller.left(qid);
+                // From here on nobody posts; what came before is answered.
+                self.queue.decline_all();
+            }
             _ => {}
         }
         if self.queue.ending() == Ending::AfterSending {
@@ -344,37 +377,36 @@ impl<F: Future<Output = Done>> Session<F> {
         }
     }
 
-    /// Waits for the jobs that are running; those that take too long are dropped.
+    /// Waits for the jobs that are running.
     async fn drain(&mut self) {
-        let all_done = poll_fn(|cx| {
-            while let Some((_, done)) = self.pool.poll_ready(cx) {
-                self.queue.on_done(done);
+        let mut is_late = false;
+        loop {
+            let all_done = poll_fn(|cx| {
+                while let Some((_, done)) = self.pool.poll_ready(cx) {
+                    self.queue.on_done(done);
+                }
+                if self.pool.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+            });
+            if reactor::with_deadline(reactor::now() + DRAIN_REMARK, all_done).await.is_some() {
+                return;
             }
-            if self.pool.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-        });
-        if reactor::with_deadline(reactor::now() + DRAIN_LIMIT, all_done).await.is_none() {
-            warn!(
-                peer = %self.queue.endpoint().peer,
-                commands = self.pool.len(),
-                "commands did not end in time after their connection was closed; they are dropped"
-            );
+            if !is_late {
+                warn!(
+                    peer = %self.queue.endpoint().peer,
+                    commands = self.pool.len(),
+                    "commands still run although their connection is closed; their devices hold them"
+                );
+            }
+            is_late = true;
         }
     }
 
     /// Waits until the controller's I/O queues have left it.
     async fn await_io_queues(&mut self, controller: &super::controller::Controller) {
-        let deadline = reactor::now() + DRAIN_LIMIT + FAREWELL_LIMIT + Duration::from_secs(1);
-        let mut ignored = Vec::new();
-        while controller.io_queue_count() > 0 && reactor::now() < deadline {
+        while controller.io_queue_count() > 0 {
             let inbox = &self.inbox;
-            let nudged = poll_fn(|cx| if inbox.park(cx.waker()) { Poll::Pending } else { Poll::Ready(()) });
-            let _ = reactor::with_deadline(deadline, nudged).await;
-            inbox.take(&mut ignored);
-            for message in ignored.drain(..) {
-                if let super::inbox::Message::Abort { token, reply_to, .. } = message {
-                    reply_to.post(super::inbox::Message::AbortDone { token, aborted: false });
-                }
-            }
+            poll_fn(|cx| if inbox.park(cx.waker()) { Poll::Pending } else { Poll::Ready(()) }).await;
+            self.queue.decline_all();
         }
     }
 }

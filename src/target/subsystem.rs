@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use uuid::Uuid;
 
@@ -41,6 +41,8 @@ struct State {
     hosts: Vec<Nqn>,
     listeners: Vec<SocketAddr>,
     namespaces: Arc<NamespaceMap>,
+    /// Removed, but used by commands that still run.
+    leaving: Vec<(u32, Weak<Namespace>)>,
     controllers: BTreeMap<u16, Arc<Controller>>,
     next_cntlid: u16,
 }
@@ -103,6 +105,7 @@ impl Subsystem {
                 hosts: Vec::new(),
                 listeners: Vec::new(),
                 namespaces: Arc::default(),
+                leaving: Vec::new(),
                 controllers: BTreeMap::new(),
                 next_cntlid: spec.min_cntlid,
             }),
@@ -153,14 +156,20 @@ impl Subsystem {
     }
 
     /// Takes the namespace away from every queue. The result dies once no command uses it any more.
-    pub(super) fn remove_namespace(&self, nsid: u32) -> Result<std::sync::Weak<Namespace>, TargetError> {
+    pub(super) fn remove_namespace(&self, nsid: u32) -> Result<Weak<Namespace>, TargetError> {
         let mut state = self.state();
+        state.leaving.retain(|(_, namespace)| namespace.strong_count() > 0);
         let mut map = NamespaceMap::clone(&state.namespaces);
-        let removed = map
-            .remove(nsid)
-            .ok_or_else(|| TargetError::NoNamespace { nsid, nqn: self.nqn.as_str().into() })?;
+        let Some(removed) = map.remove(nsid) else {
+            // Whoever asks again waits again, while commands run on it.
+            let missing = || TargetError::NoNamespace { nsid, nqn: self.nqn.as_str().into() };
+            let leaving = state.leaving.iter().rfind(|(left, _)| *left == nsid);
+            return leaving.map(|(_, namespace)| namespace.clone()).ok_or_else(missing);
+        };
+        let removed = Arc::downgrade(&removed);
+        state.leaving.push((nsid, removed.clone()));
         self.publish(&mut state, map, &[nsid]);
-        Ok(Arc::downgrade(&removed))
+        Ok(removed)
     }
 
     fn publish(&self, state: &mut State, map: NamespaceMap, changed: &[u32]) {
@@ -171,11 +180,16 @@ impl Subsystem {
         }
     }
 
-    /// Tells hosts of the namespaces with this UUID that have another size now. Returns how many there are.
+    /// Tells hosts of the namespaces on the backend with this UUID that have another size now. Returns how many there are.
+    /// A namespace may bear a UUID of its own.
     pub(super) fn namespace_resized(&self, uuid: Uuid) -> usize {
         let state = self.state();
-        let changed: Vec<u32> =
-            state.namespaces.iter().filter(|ns| ns.uuid == uuid && ns.resize()).map(|ns| ns.nsid).collect();
+        let changed: Vec<u32> = state
+            .namespaces
+            .iter()
+            .filter(|ns| ns.backend.uuid() == uuid && ns.resize())
+            .map(|ns| ns.nsid)
+            .collect();
         if !changed.is_empty() {
             for controller in state.controllers.values() {
                 controller.namespaces_changed(&changed);

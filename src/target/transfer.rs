@@ -11,6 +11,9 @@
 //! A write that is aborted while its data is under way leaves an *abandoned* entry: late data is read and thrown away, and
 //! never touches the buffer, which is gone by then. Abandoned entries do not count against the queue; when too many pile
 //! up, the oldest is forgotten and its late data becomes an error of the host.
+//!
+//! A [`TransferIndex`] names an entry that waits for data, and stays good until that transfer ends. An abandoned entry has
+//! none: as an entry may be given away once it is abandoned, whoever receives its data only counts bytes.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -64,7 +67,7 @@ pub enum DataHeaderError {
     EarlyLast,
 }
 
-/// An entry that an H2CData header was found to belong to. Valid until the transfer completes or is forgotten.
+/// An entry that waits for data. Good until the transfer ends: all its data is here, or it is abandoned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TransferIndex(u16);
 
@@ -76,6 +79,8 @@ pub struct Transfers {
     waiting: usize,
     waiting_bytes: usize,
     owed: usize,
+    /// Bytes that have come since the beginning.
+    arrived: u64,
 }
 
 impl Transfers {
@@ -92,6 +97,11 @@ impl Transfers {
     /// Bytes of them that are not here yet.
     pub fn bytes_owed(&self) -> usize {
         self.owed
+    }
+
+    /// Bytes that have come since the connection began.
+    pub fn bytes_arrived(&self) -> u64 {
+        self.arrived
     }
 
     /// Opens a transfer that fills `buf` and returns the tag for its R2T. `None` when [`WAITING_MAX`] are open: the
@@ -124,15 +134,16 @@ impl Transfers {
         Ok(u16::from(entry.generation) << INDEX_BITS | index)
     }
 
-    /// Checks an H2CData header against what was asked for.
-    pub fn check(
-        &self,
+    /// Takes a PDU of `len` bytes if its H2CData header is what was asked for. `None`: the transfer is abandoned, and the
+    /// bytes go nowhere.
+    pub fn accept(
+        &mut self,
         ttag: u16,
         cid: u16,
         offset: u32,
         len: u32,
         last: bool,
-    ) -> Result<TransferIndex, DataHeaderError> {
+    ) -> Result<Option<TransferIndex>, DataHeaderError> {
         let index = ttag & INDEX_MASK;
         let entry = self.entries.get(usize::from(index)).ok_or(DataHeaderError::UnknownTag)?;
         if u16::from(entry.generation) != ttag >> INDEX_BITS {
@@ -153,88 +164,96 @@ impl Transfers {
         if last && received + len as usize != total {
             return Err(DataHeaderError::EarlyLast);
         }
-        Ok(TransferIndex(index))
+        match entry.state {
+            State::Abandoned { .. } => {
+                self.skip(index, len as usize);
+                Ok(None)
+            }
+            _ => Ok(Some(TransferIndex(index))),
+        }
     }
 
-    /// Where the next `len` bytes of a transfer go; `None` when it is abandoned and they go nowhere.
-    pub fn room(&mut self, index: TransferIndex, len: usize) -> Option<&mut [u8]> {
-        match &mut self.entries[usize::from(index.0)].state {
-            State::Waiting(waiting) => Some(&mut waiting.buf[waiting.received..][..len]),
-            _ => None,
+    fn waiting_at(&mut self, index: TransferIndex) -> Option<&mut Waiting> {
+        match &mut self.entries.get_mut(usize::from(index.0))?.state {
+            State::Waiting(waiting) => Some(waiting),
+            State::Free | State::Abandoned { .. } => None,
         }
+    }
+
+    /// Where the next `len` bytes of a transfer go.
+    pub fn room(&mut self, index: TransferIndex, len: usize) -> Option<&mut [u8]> {
+        let waiting = self.waiting_at(index)?;
+        waiting.buf.get_mut(waiting.received..)?.get_mut(..len)
     }
 
     /// Takes note of `len` more bytes.
     pub fn received(&mut self, index: TransferIndex, len: usize) {
-        match &mut self.entries[usize::from(index.0)].state {
-            State::Waiting(waiting) => {
-                waiting.received += len;
-                self.owed -= len;
-            }
-            State::Abandoned { received, .. } => *received += len,
-            State::Free => {}
+        if let Some(waiting) = self.waiting_at(index) {
+            waiting.received += len;
+            self.owed -= len;
+            self.arrived += len as u64;
         }
     }
 
-    /// The last `len` bytes received, to be checked against their digest.
-    pub fn tail(&self, index: TransferIndex, len: usize) -> Option<&[u8]> {
-        match &self.entries[usize::from(index.0)].state {
-            State::Waiting(waiting) => Some(&waiting.buf[waiting.received - len..waiting.received]),
-            _ => None,
-        }
-    }
-
-    /// A data digest of this transfer did not match.
-    pub fn spoil(&mut self, index: TransferIndex) {
-        if let State::Waiting(waiting) = &mut self.entries[usize::from(index.0)].state {
+    /// Checks the last `len` bytes received against their digest.
+    pub fn check_digest(&mut self, index: TransferIndex, len: usize, digest: u32) {
+        if let Some(waiting) = self.waiting_at(index)
+            && let Some(start) = waiting.received.checked_sub(len)
+            && crc32c::crc32c(&waiting.buf[start..waiting.received]) != digest
+        {
             waiting.intact = false;
         }
     }
 
     /// Ends the transfer if all its data is here.
     pub fn finish(&mut self, index: TransferIndex) -> Option<Arrived> {
+        if self.waiting_at(index).is_none_or(|waiting| waiting.received < waiting.buf.len()) {
+            return None;
+        }
         let entry = &mut self.entries[usize::from(index.0)];
-        match &entry.state {
-            State::Waiting(waiting) if waiting.received == waiting.buf.len() => {
-                let State::Waiting(waiting) = std::mem::replace(&mut entry.state, State::Free) else {
-                    return None;
-                };
-                self.waiting -= 1;
-                self.waiting_bytes -= waiting.buf.len();
-                self.free.push(index.0);
-                Some(Arrived { token: waiting.token, buf: waiting.buf, intact: waiting.intact })
-            }
-            State::Abandoned { received, len, .. } if received == len => {
-                entry.state = State::Free;
-                self.abandoned.retain(|&i| i != index.0);
-                self.free.push(index.0);
-                None
-            }
-            _ => None,
+        let State::Waiting(waiting) = std::mem::replace(&mut entry.state, State::Free) else { return None };
+        self.waiting -= 1;
+        self.waiting_bytes -= waiting.buf.len();
+        self.free.push(index.0);
+        Some(Arrived { token: waiting.token, buf: waiting.buf, intact: waiting.intact })
+    }
+
+    /// `len` bytes of an abandoned transfer are, or will be, thrown away. With the last of them the entry is free.
+    fn skip(&mut self, index: u16, len: usize) {
+        let entry = &mut self.entries[usize::from(index)];
+        let State::Abandoned { received, len: total, .. } = &mut entry.state else { return };
+        *received += len;
+        if received == total {
+            entry.state = State::Free;
+            self.abandoned.retain(|&other| other != index);
+            self.free.push(index);
         }
     }
 
-    /// Gives up the transfer of `token`: its buffer is dropped, its late data will be thrown away. False if there is none.
-    pub fn abandon(&mut self, token: u32) -> bool {
+    /// Gives up the transfer of `token`: its buffer is dropped, its late data will be thrown away. `arriving` says how many
+    /// bytes are still to come of a PDU that is being received into it. False if there is no such transfer.
+    pub fn abandon(&mut self, token: u32, arriving: impl FnOnce(TransferIndex) -> usize) -> bool {
         let found = self
             .entries
             .iter()
             .position(|entry| matches!(&entry.state, State::Waiting(waiting) if waiting.token == token));
-        let Some(index) = found else { return false };
+        let Some(at) = found else { return false };
+        let index = at as u16;
         if self.abandoned.len() == ABANDONED_MAX
             && let Some(oldest) = self.abandoned.pop_front()
         {
             self.entries[usize::from(oldest)].state = State::Free;
             self.free.push(oldest);
         }
-        let entry = &mut self.entries[index];
+        let entry = &mut self.entries[at];
         if let State::Waiting(waiting) = &entry.state {
+            let (cid, received, len) = (waiting.cid, waiting.received, waiting.buf.len());
             self.waiting -= 1;
-            self.waiting_bytes -= waiting.buf.len();
-            self.owed -= waiting.buf.len() - waiting.received;
-            entry.state =
-                State::Abandoned { cid: waiting.cid, received: waiting.received, len: waiting.buf.len() };
-            self.abandoned.push_back(index as u16);
+            self.waiting_bytes -= len;
+            self.owed -= len - received;
+            entry.state = State::Abandoned { cid, received, len };
+            self.abandoned.push_back(index);
+            self.skip(index, arriving(TransferIndex(index)));
         }
         true
     }
@@ -259,23 +278,23 @@ mod tests {
         let ttag = open(&mut transfers, 7, 8192);
         for wrong in [0, 0xFFFF, ttag ^ 1, ttag ^ 0x800, ttag.wrapping_add(1)] {
             assert_eq!(
-                transfers.check(wrong, 7, 0, 4096, false),
+                transfers.accept(wrong, 7, 0, 4096, false),
                 Err(DataHeaderError::UnknownTag),
                 "{wrong:#x}"
             );
         }
-        assert_eq!(transfers.check(ttag, 8, 0, 4096, false), Err(DataHeaderError::UnknownTag));
-        assert_eq!(transfers.check(ttag, 7, 4096, 4096, true), Err(DataHeaderError::OutOfRange));
-        assert_eq!(transfers.check(ttag, 7, 0, 8193, true), Err(DataHeaderError::OutOfRange));
-        assert_eq!(transfers.check(ttag, 7, u32::MAX, u32::MAX, true), Err(DataHeaderError::OutOfRange));
-        assert_eq!(transfers.check(ttag, 7, 0, 4096, true), Err(DataHeaderError::EarlyLast));
-        let index = transfers.check(ttag, 7, 0, 8192, true).unwrap();
+        assert_eq!(transfers.accept(ttag, 8, 0, 4096, false), Err(DataHeaderError::UnknownTag));
+        assert_eq!(transfers.accept(ttag, 7, 4096, 4096, true), Err(DataHeaderError::OutOfRange));
+        assert_eq!(transfers.accept(ttag, 7, 0, 8193, true), Err(DataHeaderError::OutOfRange));
+        assert_eq!(transfers.accept(ttag, 7, u32::MAX, u32::MAX, true), Err(DataHeaderError::OutOfRange));
+        assert_eq!(transfers.accept(ttag, 7, 0, 4096, true), Err(DataHeaderError::EarlyLast));
+        let index = transfers.accept(ttag, 7, 0, 8192, true).unwrap().expect("it waits");
         transfers.room(index, 8192).unwrap().fill(5);
         transfers.received(index, 8192);
         let arrived = transfers.finish(index).unwrap();
         assert!(arrived.intact && arrived.token == 7 && arrived.buf.iter().all(|&b| b == 5));
         assert_eq!(
-            transfers.check(ttag, 7, 0, 8192, true),
+            transfers.accept(ttag, 7, 0, 8192, true),
             Err(DataHeaderError::UnknownTag),
             "the tag is retired"
         );
@@ -290,7 +309,7 @@ mod tests {
             let ttag = open(&mut transfers, round, 4);
             assert!(ttag != 0 && ttag != 0xFFFF && ttag != last);
             last = ttag;
-            let index = transfers.check(ttag, round as u16, 0, 4, true).unwrap();
+            let index = transfers.accept(ttag, round as u16, 0, 4, true).unwrap().expect("it waits");
             transfers.received(index, 4);
             assert!(transfers.finish(index).is_some());
         }
@@ -300,13 +319,12 @@ mod tests {
     fn late_data_of_an_abandoned_transfer_goes_nowhere_and_frees_the_entry() {
         let mut transfers = Transfers::default();
         let ttag = open(&mut transfers, 1, 8);
-        assert!(transfers.abandon(1) && !transfers.abandon(1) && !transfers.abandon(2));
+        let mut abandon = |token| transfers.abandon(token, |_| 0);
+        assert!(abandon(1) && !abandon(1) && !abandon(2));
         assert_eq!((transfers.waiting(), transfers.waiting_bytes()), (0, 0));
-        let index = transfers.check(ttag, 1, 0, 8, true).unwrap();
-        assert!(transfers.room(index, 8).is_none());
-        transfers.received(index, 8);
-        assert!(transfers.finish(index).is_none());
-        assert_eq!(transfers.check(ttag, 1, 0, 8, true), Err(DataHeaderError::UnknownTag));
+        assert_eq!(transfers.accept(ttag, 1, 0, 4, false), Ok(None));
+        assert_eq!(transfers.accept(ttag, 1, 4, 4, true), Ok(None));
+        assert_eq!(transfers.accept(ttag, 1, 0, 8, true), Err(DataHeaderError::UnknownTag));
     }
 
     #[test]
@@ -314,7 +332,7 @@ mod tests {
         let mut transfers = Transfers::default();
         for round in 0..10_000 {
             open(&mut transfers, round, 4);
-            assert!(transfers.abandon(round));
+            assert!(transfers.abandon(round, |_| 0));
         }
         let tokens: Vec<_> = (0..WAITING_MAX as u32).map(|t| open(&mut transfers, t, 4)).collect();
         assert!(transfers.open(9999, 9, DmaBuf::zeroed(4)).is_err(), "bounded");

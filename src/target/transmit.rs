@@ -8,8 +8,8 @@
 //!              ^start                  ^end
 //! ```
 //!
-//! The queue is bounded by its owner: a connection answers at most as many commands as its queue holds, and stops
-//! starting reads while [`Transmit::pending`] is above its limit.
+//! The queue is bounded by its owner: no command is taken while too many bytes of answers are pending, and no read is
+//! started while too much data is.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -33,12 +33,24 @@ pub struct Transmit {
     head_start: usize,
     segments: VecDeque<Segment>,
     pending: usize,
+    /// Bytes sent since the beginning.
+    sent: u64,
 }
 
 impl Transmit {
     /// Bytes not sent yet.
     pub fn pending(&self) -> usize {
         self.pending
+    }
+
+    /// Of these, bytes that were copied here.
+    pub fn pending_copied(&self) -> usize {
+        self.head.len() - self.head_start
+    }
+
+    /// Bytes sent since the connection began.
+    pub fn sent(&self) -> u64 {
+        self.sent
     }
 
     pub fn is_empty(&self) -> bool {
@@ -89,6 +101,7 @@ impl Transmit {
     pub fn advance(&mut self, mut count: usize) {
         assert!(count <= self.pending, "{count} bytes sent of {} pending", self.pending);
         self.pending -= count;
+        self.sent += count as u64;
         while count > 0 {
             let Some(front) = self.segments.front_mut() else { break };
             let len = match front {

@@ -78,8 +78,10 @@ fn an_unknown_subsystem_and_a_host_that_is_not_allowed_are_told_apart() {
     let rig = Rig::start();
     rig.target.create_subsystem(SubsystemSpec::new("nqn.2024-01.io.rimrock:closed")).unwrap();
     let closed = b"nqn.2024-01.io.rimrock:closed";
-    // It does not listen where the host comes in.
-    expect_parameter(try_admin(&rig, 0xFFFF, closed, HOSTNQN.as_bytes()), SUBNQN_AT);
+    // It does not listen where the host comes in: not yet, perhaps, so the host may try again.
+    let elsewhere = try_admin(&rig, 0xFFFF, closed, HOSTNQN.as_bytes());
+    assert_eq!((elsewhere.code(), elsewhere.dnr()), (INVALID_PARAMETERS, false));
+    assert_eq!(elsewhere.result, SUBNQN_AT);
     rig.ask(|target, addr| async move { target.add_listener("nqn.2024-01.io.rimrock:closed", addr).await });
     try_admin(&rig, 0xFFFF, closed, HOSTNQN.as_bytes()).expect_refused(INVALID_HOST);
     rig.target.add_host("nqn.2024-01.io.rimrock:closed", HOSTNQN).unwrap();
@@ -313,7 +315,7 @@ fn keep_alive_times_are_all_accepted_and_expiry_ends_the_association() {
     let start = Instant::now();
     assert!(admin.is_closed() && io.is_closed());
     let waited = start.elapsed();
-    assert!((Duration::from_millis(200)..Duration::from_secs(2)).contains(&waited), "{waited:?}");
+    assert!((Duration::from_millis(600)..Duration::from_secs(3)).contains(&waited), "{waited:?}");
     rig.check_health();
 }
 

@@ -8,4 +8,6 @@ mod discovery;
 mod framing;
 mod identify;
 mod io;
+mod limits;
+mod streams;
 mod volume;
