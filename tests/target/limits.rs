@@ -160,3 +160,27 @@ fn data_without_an_sgl_and_fused_connects_are_invalid() {
     rig.wire().command(fused, &data).expect_refused(0x002);
     rig.check_health();
 }
+
+#[test]
+fn the_largest_transfers_wait_for_memory_and_none_fails() {
+    let rig = small_rig();
+    let (_admin, mut queues) = greedy(&rig, 4);
+    std::thread::scope(|scope| {
+        for (n, io) in queues.iter_mut().enumerate() {
+            scope.spawn(move || {
+                let data = pattern(MIB as usize, n as u8);
+                for opcode in [1, 2] {
+                    for i in 0..64 {
+                        let slba = (n as u64 * 16 + i % 16) * 256;
+                        io.submit(Sqe::rw(opcode, 1, slba, 255).sgl(TRANSPORT, MIB), &[]);
+                    }
+                    for _ in 0..64 {
+                        let got = io.complete(&data).expect_ok();
+                        assert!(opcode == 1 || got == data);
+                    }
+                }
+            });
+        }
+    });
+    rig.check_health();
+}

@@ -9,4 +9,5 @@ mod framing;
 mod identify;
 mod io;
 mod limits;
+mod streams;
 mod volume;
