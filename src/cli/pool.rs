@@ -13,7 +13,9 @@ pub enum Pool {
     /// Create a pool on one or more devices
     #[command(after_help = "Examples:
   rimrock pool create main 'uring:/var/lib/rimrock/disk0.img?size=64GiB'
-  rimrock pool create fast disk0 disk1        (devices opened before with `rimrock device create`)")]
+  rimrock pool create fast disk0 disk1
+
+Devices named without a URI were opened before, with `rimrock device create`.")]
     Create {
         /// The name of the new pool
         name: String,
