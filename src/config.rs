@@ -6,13 +6,20 @@
 #![forbid(unsafe_code)]
 
 use crate::nearest::nearest;
-use crate::units::parse_size;
+use crate::units::{format_size, parse_size};
 use serde::{Deserialize, Deserializer};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 /// Where the control socket lies unless said otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/rimrock/rimrock.sock";
+
+/// The least memory for data in flight; with many reactors the daemon asks for more.
+const BUFFERS_MIN: u64 = 36 << 20;
+/// The least memory for cached pages: the way from the root to the leaves of a few volumes.
+const PAGE_CACHE_MIN: u64 = 1 << 20;
+/// What may be logged, from everything to nothing.
+const LEVELS: [&str; 6] = ["trace", "debug", "info", "warn", "error", "off"];
 
 /// The whole file.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -65,10 +72,10 @@ pub enum Poll {
 #[serde(default, deny_unknown_fields)]
 pub struct MemorySection {
     /// The most memory for data in flight, in bytes.
-    #[serde(deserialize_with = "size")]
+    #[serde(deserialize_with = "size_from::<_, BUFFERS_MIN>")]
     pub buffers: u64,
     /// The most memory for the pools' page cache, in bytes, shared by all reactors.
-    #[serde(deserialize_with = "size")]
+    #[serde(deserialize_with = "size_from::<_, PAGE_CACHE_MIN>")]
     pub page_cache: u64,
     /// Use huge pages that the system has set aside.
     pub hugepages: bool,
@@ -87,6 +94,7 @@ pub struct ControlSection {
 #[serde(default, deny_unknown_fields)]
 pub struct TargetSection {
     /// Where an export listens unless told otherwise.
+    #[serde(deserialize_with = "listen")]
     pub listen: SocketAddr,
 }
 
@@ -94,7 +102,8 @@ pub struct TargetSection {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogSection {
-    /// `error`, `warn`, `info`, `debug`, `trace`, or directives such as `info,rimrock::pool=debug`.
+    /// `error`, `warn`, `info`, `debug`, `trace`, `off`, or by part, such as `info,rimrock::pool=debug`.
+    #[serde(deserialize_with = "level")]
     pub level: String,
 }
 
@@ -208,6 +217,11 @@ pub fn parse(text: &str) -> Result<Config, String> {
             ));
         }
     }
+    if let Some(nowhere) =
+        config.subsystem.iter().find(|subsystem| subsystem.listen.iter().any(|address| address.port() == 0))
+    {
+        return Err(format!("[[subsystem]] {}: {NO_PORT}", nowhere.nqn));
+    }
     if let Some(empty) = config.pool.iter().find(|pool| pool.devices.is_empty()) {
         return Err(format!("[[pool]] {:?} has no devices", empty.name));
     }
@@ -230,9 +244,41 @@ fn explain(text: &str, error: &toml::de::Error) -> String {
     }
 }
 
-fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+/// A size of at least `MIN` bytes.
+fn size_from<'de, D: Deserializer<'de>, const MIN: u64>(deserializer: D) -> Result<u64, D::Error> {
     let text = String::deserialize(deserializer)?;
-    parse_size(&text).map_err(serde::de::Error::custom)
+    match parse_size(&text).map_err(serde::de::Error::custom)? {
+        bytes if bytes >= MIN => Ok(bytes),
+        _ => Err(serde::de::Error::custom(format!("{text:?} is too little; at least {}", format_size(MIN)))),
+    }
+}
+
+const NO_PORT: &str = "port 0 is no address to listen at; give one from 1, as in \"0.0.0.0:4420\"";
+
+fn listen<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
+    match SocketAddr::deserialize(deserializer)? {
+        address if address.port() > 0 => Ok(address),
+        _ => Err(serde::de::Error::custom(NO_PORT)),
+    }
+}
+
+/// Levels, for all or for a part: a word that is no level would be taken for a part of which everything is logged,
+/// and of the rest nothing.
+fn level<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let directives: Vec<&str> = text.split(',').map(str::trim).collect();
+    for directive in &directives {
+        let level = directive.rsplit_once('=').map_or(*directive, |(_part, level)| level);
+        if !LEVELS.contains(&level) {
+            let meant = nearest(level, LEVELS).map(|meant| format!("; did you mean {meant:?}?"));
+            return Err(serde::de::Error::custom(format!(
+                "{level:?} is not a level: {}{}",
+                LEVELS.join(", "),
+                meant.unwrap_or_default()
+            )));
+        }
+    }
+    Ok(directives.join(","))
 }
 
 fn cores<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<usize>, D::Error> {

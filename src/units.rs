@@ -8,6 +8,10 @@ pub enum SizeError {
     #[error("'{text}' is not a size: expected a number and a unit, such as 512MiB, 10GiB or 1TB")]
     NotANumber { text: String },
     #[error(
+        "'{text}': a unit is not written '{unit}', b being bits and m a thousandth; did you mean {meant}?"
+    )]
+    MisspeltUnit { text: String, unit: String, meant: &'static str },
+    #[error(
         "'{text}': unknown unit '{unit}'; use K, M, G, T, P (or KiB, MiB, …) for powers of 1024, KB, MB, GB, TB, PB for powers of 1000"
     )]
     UnknownUnit { text: String, unit: String },
@@ -25,25 +29,31 @@ const UNITS: &[(&str, u64)] = &[
     ("", 1),
     ("B", 1),
     ("K", 1 << 10),
-    ("KIB", 1 << 10),
+    ("KiB", 1 << 10),
     ("KB", 1_000),
     ("M", 1 << 20),
-    ("MIB", 1 << 20),
+    ("MiB", 1 << 20),
     ("MB", 1_000_000),
     ("G", 1 << 30),
-    ("GIB", 1 << 30),
+    ("GiB", 1 << 30),
     ("GB", 1_000_000_000),
     ("T", 1 << 40),
-    ("TIB", 1 << 40),
+    ("TiB", 1 << 40),
     ("TB", 1_000_000_000_000),
     ("P", 1 << 50),
-    ("PIB", 1 << 50),
+    ("PiB", 1 << 50),
     ("PB", 1_000_000_000_000_000),
+    // Small letters that can mean nothing else.
+    ("k", 1 << 10),
+    ("kB", 1_000),
+    ("g", 1 << 30),
+    ("t", 1 << 40),
+    ("p", 1 << 50),
 ];
 
 /// Bytes meant by `text`: a decimal number, possibly with a fraction, and a unit. `K M G T P` and `KiB` …
-/// are powers of 1024, `KB` … powers of 1000; letters may be of either case. The result is from 1 to
-/// `i64::MAX`.
+/// are powers of 1024, `KB` … powers of 1000. Letters count where they tell units apart: `Gb` would be bits and `m`
+/// a thousandth. The result is from 1 to `i64::MAX`.
 pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let owned = || text.to_owned();
     let trimmed = text.trim();
@@ -58,8 +68,12 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
         return Err(SizeError::NotANumber { text: owned() });
     }
     let unit = unit.trim_start();
-    let Some((_, scale)) = UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)) else {
-        return Err(SizeError::UnknownUnit { text: owned(), unit: unit.to_owned() });
+    let Some((_, scale)) = UNITS.iter().find(|(name, _)| *name == unit) else {
+        let unit = unit.to_owned();
+        return Err(match UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(&unit)) {
+            Some((meant, _)) => SizeError::MisspeltUnit { text: owned(), unit, meant },
+            None => SizeError::UnknownUnit { text: owned(), unit },
+        });
     };
     let bytes = scaled(whole, fraction, *scale).ok_or_else(|| SizeError::TooLarge { text: owned() })?;
     match bytes {
@@ -114,7 +128,8 @@ mod tests {
             ("1.5GiB", 3 << 29),
             ("10G", 10 << 30),
             ("10 GiB", 10 << 30),
-            (" 10gb ", 10_000_000_000),
+            (" 10 GB ", 10_000_000_000),
+            ("10g", 10 << 30),
             ("0.5K", 512),
             ("2TiB", 2 << 40),
             ("1PB", 1_000_000_000_000_000),
@@ -144,6 +159,10 @@ mod tests {
         }
         for bad in ["8192P", "9223372036854775808", "99999999999999999999999999999999999999999999T"] {
             assert_eq!(kind(bad), too_large, "{bad:?}");
+        }
+        for (bad, meant) in [("10Gb", "GB"), ("10gb", "GB"), ("10m", "M"), ("4kib", "KiB"), ("512b", "B")] {
+            let error = parse_size(bad).unwrap_err().to_string();
+            assert!(error.ends_with(&format!("did you mean {meant}?")), "{error}");
         }
         assert_eq!(kind("0"), std::mem::discriminant(&SizeError::Zero { text: text() }));
         assert_eq!(kind("0.0G"), std::mem::discriminant(&SizeError::Zero { text: text() }));

@@ -37,6 +37,9 @@ fn every_command_has_help_with_an_example() {
         assert_eq!((code, err.as_str()), (Some(0), ""), "{command:?}");
         let nouns = command.len() == 1 && !["serve", "quickstart", "rpc"].contains(&command[0]);
         assert!(nouns || out.contains("Example"), "{command:?} has no example:\n{out}");
+        // A longer one would be broken in two, and could not be copied.
+        let long = out.lines().find(|line| line.starts_with("  rimrock ") && line.chars().count() > 80);
+        assert_eq!(long, None, "{command:?}");
     }
 }
 
@@ -52,7 +55,12 @@ fn a_wrong_command_line_is_exit_code_2() {
         &["volume", "create", "v", "1G", "--block-size", "1024"],
         &["volume", "export", "v", "--listen", "nowhere"],
         &["snapshot", "create", "no-volume-named"],
-        &["snapshot", "rollback", "no-volume-named"],
+        &["volume", "create", "v", "10Gb"],
+        &["volume", "export", "v", "--listen", "127.0.0.1:0"],
+        &["bench", "target", "--connect", "127.0.0.1:1", "--nqn", "nqn", "--workload", "write"],
+        &["bench", "target", "--backend", "uring:Cargo.toml", "--workload", "randrw:90"],
+        &["bench", "target", "--backend", "uring:Cargo.toml?size=1GiB", "--volume"],
+        &["rpc", "pool_list", "--list"],
         &["pool", "destroy", "p"],
         &["rpc"],
         &["rpc", "pool_list", "not json"],
@@ -141,4 +149,125 @@ fn a_day_at_the_command_line() {
     let (code, _, err) = texts(&daemon.cli(&["pool", "destroy", "main", "--confirm", "mian"]));
     assert!(code == Some(1) && err.contains("main"), "{err}");
     daemon.cli_ok(&["pool", "destroy", "main", "--confirm", "main"]);
+}
+
+#[test]
+fn the_methods_are_listed_whatever_the_environment_says() {
+    let with_socket = |arguments: &[&str]| {
+        let mut command = rimrock();
+        texts(&command.env("RIMROCK_SOCKET", "/nowhere.sock").args(arguments).output().unwrap())
+    };
+    let (code, out, err) = with_socket(&["rpc", "--list"]);
+    assert!(code == Some(0) && out.contains("volume_create name size"), "{err}");
+    let (code, out, err) = with_socket(&["rpc", "--list", "-o", "json"]);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    let methods: Vec<String> = serde_json::from_str(&out).unwrap();
+    assert!(methods.contains(&"volume_create".to_owned()));
+    assert_eq!(with_socket(&["rpc", "--reference"]).0, Some(0));
+}
+
+#[test]
+fn programs_get_errors_as_objects() {
+    let daemon = Daemon::start();
+    let (code, out, err) = texts(&daemon.cli(&["volume", "show", "none", "-o", "json"]));
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    let error: Value = serde_json::from_str(&err).unwrap();
+    assert!(error["code"].as_i64().unwrap() < 0 && error["data"]["hint"].is_string(), "{error}");
+    let output =
+        rimrock().args(["--socket", "/nowhere.sock", "pool", "list", "-o", "json"]).output().unwrap();
+    let error: Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert!(
+        error["code"] == 1 && error["data"]["hint"].as_str().unwrap().contains("rimrock serve"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_rollback_goes_by_the_snapshots_own_volume() {
+    let daemon = Daemon::start();
+    daemon.cli_ok(&["pool", "create", "main", "ram:256MiB"]);
+    daemon.cli_ok(&["volume", "create", "model", "64MiB"]);
+    daemon.cli_ok(&["snapshot", "create", "model@step-1000"]);
+    // A snapshot of another client's naming, without `@`.
+    daemon.call(
+        "bdev_lvol_snapshot",
+        serde_json::json!({ "lvol_name": "main/model", "snapshot_name": "nightly" }),
+    );
+    assert!(daemon.cli_ok(&["snapshot", "rollback", "nightly"]).contains("model is what nightly was"));
+    assert!(daemon.cli_ok(&["volume", "rollback", "model", "nightly"]).contains("model is what nightly was"));
+    // The volume by its UUID.
+    let shown = daemon.call("volume_get", serde_json::json!({ "name": "model" }));
+    let out = daemon.cli_ok(&["volume", "rollback", shown["uuid"].as_str().unwrap(), "step-1000"]);
+    assert!(out.contains("model is what model@step-1000 was"), "{out}");
+    // Under another name, while a new volume bears the old one.
+    daemon.cli_ok(&["volume", "rename", "model", "model-v1"]);
+    daemon.cli_ok(&["volume", "create", "model", "64MiB"]);
+    let out = daemon.cli_ok(&["snapshot", "rollback", "model@step-1000", "--discard"]);
+    assert!(out.contains("model-v1 is what model@step-1000 was"), "{out}");
+    let out = daemon.cli_ok(&["volume", "rollback", "model-v1", "step-1000", "--discard"]);
+    assert!(out.contains("model-v1 is what model@step-1000 was"), "{out}");
+    let (code, _, err) = texts(&daemon.cli(&["volume", "rollback", "model", "step-1000"]));
+    assert_eq!(code, Some(1), "{err}");
+}
+
+#[test]
+fn clones_are_the_volumes_that_began_as_a_snapshot() {
+    let daemon = Daemon::start();
+    daemon.cli_ok(&["pool", "create", "main", "ram:256MiB"]);
+    daemon.cli_ok(&["volume", "create", "model", "64MiB"]);
+    daemon.cli_ok(&["snapshot", "create", "model@1"]);
+    daemon.cli_ok(&["clone", "create", "model@1", "finetune"]);
+    daemon.cli_ok(&["snapshot", "create", "finetune@1"]);
+    let clones: Value = serde_json::from_str(&daemon.cli_ok(&["clone", "list", "-o", "json"])).unwrap();
+    assert!(clones.as_array().unwrap().len() == 1 && clones[0]["name"] == "finetune", "{clones}");
+    let (code, _, err) = texts(&daemon.cli(&["clone", "delete", "model"]));
+    assert!(code == Some(1) && err.contains("did not begin as a snapshot"), "{err}");
+    daemon.cli_ok(&["clone", "delete", "finetune"]);
+    assert!(daemon.cli_ok(&["volume", "list"]).contains("model"));
+}
+
+#[test]
+fn sizes_that_lose_or_add_something_are_said() {
+    let daemon = Daemon::start();
+    daemon.cli_ok(&["pool", "create", "main", "ram:256MiB"]);
+    let out = daemon.cli_ok(&["volume", "create", "tiny", "1"]);
+    assert!(out.contains("The size is 1 MiB, not 1 B"), "{out}");
+    let out = daemon.cli_ok(&["volume", "create", "model", "64MiB"]);
+    assert!(!out.contains("The size is"), "{out}");
+    let (code, _, err) = texts(&daemon.cli(&["volume", "resize", "model", "32MiB"]));
+    assert_eq!(code, Some(1));
+    assert!(err.contains("--allow-shrink"), "{err}");
+    assert!(daemon.cli_ok(&["volume", "resize", "model", "32MiB", "--allow-shrink"]).contains("32 MiB"));
+}
+
+#[test]
+fn an_answer_that_is_lost_is_a_failure_and_one_that_nobody_reads_is_none() {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = rimrock().args(["rpc", "--list"]).stdout(full).output().unwrap();
+    let (code, _, err) = texts(&output);
+    assert!(code == Some(1) && err.contains("cannot write the answer"), "{err}");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = rimrock().args(["rpc", "--list"]).stdout(writer).output().unwrap();
+    assert_eq!(texts(&output), (Some(0), String::new(), String::new()));
+}
+
+#[test]
+fn a_bench_of_what_exists_only_reads() {
+    let directory = tempfile::Builder::new().prefix("rr").tempdir_in(daemon::scratch()).unwrap();
+    let path = directory.path().join("precious.img");
+    let precious = vec![0xA5; 8 << 20];
+    std::fs::write(&path, &precious).unwrap();
+    let backend = format!("uring:{}", path.display());
+    let bench = |more: &[&str]| {
+        let always = ["bench", "target", "--seconds", "0.05", "--warmup", "0", "--backend", &backend];
+        let (code, out, err) = texts(&rimrock().args(always).args(more).output().unwrap());
+        assert_eq!(code, Some(0), "{err}");
+        out
+    };
+    let out = bench(&[]);
+    assert!(out.contains("randread") && out.contains("Reads only") && !out.contains("randwrite"), "{out}");
+    assert_eq!(std::fs::read(&path).unwrap(), precious);
+    let out = bench(&["--overwrite", "--workload", "write"]);
+    assert!(out.contains("write"), "{out}");
 }

@@ -1,10 +1,10 @@
 //! SPDK's own console client (PyPI's `spdk`, program `spdk-rpc`) drives our socket unchanged.
 //!
-//! The client is taken from `RIMROCK_SPDK_CLIENT` or found on `PATH`; without it the test says so and checks
-//! nothing.
+//! The client is taken from `RIMROCK_SPDK_CLIENT` or found on `PATH`; without it the test is skipped.
 #![forbid(unsafe_code)]
 
 mod daemon;
+mod skip;
 
 use daemon::{Daemon, free_port};
 use serde_json::{Value, json};
@@ -67,8 +67,7 @@ fn keys(object: &Value) -> Vec<&str> {
 #[test]
 fn the_console_client_makes_uses_and_removes_everything() {
     let Some(program) = client() else {
-        eprintln!("skipped: SPDK's client is not installed (pip install spdk, or set RIMROCK_SPDK_CLIENT)");
-        return;
+        return skip::skip("spdk-rpc", "install it with `pip install spdk`, or set RIMROCK_SPDK_CLIENT");
     };
     let daemon = Daemon::start();
     let spdk = Spdk { program, daemon: &daemon };
@@ -281,4 +280,25 @@ fn the_console_client_makes_uses_and_removes_everything() {
         spdk.ok(&[&format!("bdev_{method}_delete"), name]);
     }
     assert_eq!(spdk.ok(&["bdev_get_bdevs"]), json!([]));
+}
+
+#[test]
+fn where_ci_is_true_a_missing_client_is_a_failed_test() {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let run = |ci: &str, allowed: &str| {
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "the_console_client_makes_uses_and_removes_everything"])
+            .env_remove("RIMROCK_SPDK_CLIENT")
+            .envs([("PATH", ""), ("CI", ci), ("RIMROCK_ALLOW_SKIP", allowed)])
+            .env("RIMROCK_SKIP_LOG", log.path())
+            .output()
+            .unwrap()
+            .status;
+        status.success()
+    };
+    assert!(!run("true", ""));
+    assert!(!run("true", "nvmf_tgt"));
+    assert!(run("true", "nvmf_tgt,spdk-rpc"));
+    assert!(run("", ""));
+    assert_eq!(std::fs::read_to_string(log.path()).unwrap().lines().count(), 2);
 }

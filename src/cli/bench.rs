@@ -5,20 +5,17 @@
 #![forbid(unsafe_code)]
 
 use super::client::{Arguments, call};
+use super::daemon::{self, start_log};
 use super::output::{Format, print, print_json};
-use super::serve::{start_log, stop_signal};
-use super::{Common, Failure, size};
+use super::{Common, Failure, address, size};
 use crate::config::{Config, parse_cores};
-use crate::control::Daemon;
-use crate::control::server::ControlSocket;
 use crate::host::bench::{self, BenchReport, BenchSpec, OperationReport, Workload};
 use clap::Subcommand;
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use serde_json::json;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
-use std::rc::Rc;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -35,17 +32,20 @@ pub enum Bench {
     after_help = "Without --workload a set is measured: 4 KiB random reads and writes at depth 1, 32 and 128, then
 128 KiB and 1 MiB reads and writes.
 
+Writes destroy what is there, so they are measured only on memory and on a file made for this. On
+a running target, an existing file or a drive the set is of reads, and writes need --overwrite.
+
 Examples:
   rimrock bench target
   rimrock bench target --workload randread --depth 128 --seconds 10
   rimrock bench target --backend 'uring:/data/bench.img?size=8GiB' --volume
-  rimrock bench target --connect 127.0.0.1:4420 --nqn nqn.2026-01.io.rimrock:main:model --workload read --block 1MiB --depth 8
-
-Writes destroy what the namespace holds."
+  rimrock bench target --connect 127.0.0.1:4420 \\
+      --nqn nqn.2026-01.io.rimrock:main:model
+  rimrock bench target --backend uring:/dev/nvme1n1 --overwrite"
 )]
 pub struct Target {
     /// A running target; without, one is started in this process
-    #[arg(long, value_name = "ADDR:PORT", requires = "nqn")]
+    #[arg(long, value_name = "ADDR:PORT", requires = "nqn", value_parser = address)]
     connect: Option<SocketAddr>,
     /// The subsystem of the running target
     #[arg(long, requires = "connect")]
@@ -59,6 +59,9 @@ pub struct Target {
     /// Show a volume of a new pool on the backend, instead of the backend itself
     #[arg(long, conflicts_with = "connect")]
     volume: bool,
+    /// Measure writes too where something may be lost: on a running target, an existing file, a drive
+    #[arg(long)]
+    overwrite: bool,
     /// Cores of the target in this process
     #[arg(long, value_name = "LIST", default_value = "0", conflicts_with = "connect")]
     target_cores: String,
@@ -121,14 +124,19 @@ impl Bench {
     /// Runs the command.
     pub fn run(self, common: &Common) -> Result<(), Failure> {
         let Bench::Target(target) = self;
+        let jobs = target.jobs()?;
+        let kept = target.loss().filter(|_| target.workload.is_none());
         let rows = match (target.connect, target.nqn.clone()) {
-            (Some(address), Some(nqn)) => target.measure(address, &nqn)?,
-            _ => target.with_own_target()?,
+            (Some(address), Some(nqn)) => target.measure(jobs, address, &nqn)?,
+            _ => target.with_own_target(jobs)?,
         };
         if common.output == Format::Json {
-            print_json(&rows.iter().map(Row::to_json).collect());
+            print_json(&rows.iter().map(Row::to_json).collect())?;
         } else {
-            print(&format!("{}\n", table(&rows)));
+            print(&format!("{}\n", table(&rows)))?;
+            if let Some(kept) = kept {
+                print(&format!("Reads only, so that {kept} is kept; --overwrite measures writes too.\n"))?;
+            }
         }
         match rows.iter().find(|row| row.report.mismatches > 0) {
             None => Ok(()),
@@ -141,11 +149,38 @@ impl Bench {
 }
 
 impl Target {
-    fn measure(&self, address: SocketAddr, nqn: &str) -> Result<Vec<Row>, Failure> {
-        let jobs = match self.workload {
+    /// What is to be measured. Nothing in it writes where something may be lost, unless that is allowed.
+    fn jobs(&self) -> Result<Vec<Job>, Failure> {
+        let wanted = match self.workload {
             Some(workload) => vec![(workload, self.block, self.depth)],
             None => SET.to_vec(),
         };
+        let Some(loss) = self.loss() else { return Ok(wanted) };
+        if self.volume {
+            return Err(Failure::usage(format!("--volume makes a new pool, which destroys {loss}"))
+                .hint("--overwrite allows it; a backend that does not exist yet needs no leave"));
+        }
+        let reads = |job: &Job| job.0.read_percent == 100;
+        match self.workload {
+            Some(workload) if workload.read_percent < 100 => {
+                Err(Failure::usage(format!("{workload} destroys {loss}")).hint("--overwrite allows it"))
+            }
+            _ => Ok(wanted.into_iter().filter(reads).collect()),
+        }
+    }
+
+    /// What writes would destroy; nothing where it may go, or was made for this.
+    fn loss(&self) -> Option<String> {
+        let path = self.backend.strip_prefix("uring:").map(|rest| rest.split('?').next().unwrap_or(rest));
+        match (self.connect, path) {
+            _ if self.overwrite => None,
+            (Some(address), _) => Some(format!("what the target at {address} holds")),
+            (None, Some(path)) if Path::new(path).exists() => Some(format!("what {path} holds")),
+            _ => None,
+        }
+    }
+
+    fn measure(&self, jobs: Vec<Job>, address: SocketAddr, nqn: &str) -> Result<Vec<Row>, Failure> {
         let mut rows = Vec::new();
         for job @ (workload, block, depth) in jobs {
             let mut spec = BenchSpec::new(address, nqn);
@@ -168,40 +203,22 @@ impl Target {
         Ok(rows)
     }
 
-    fn with_own_target(self) -> Result<Vec<Row>, Failure> {
+    fn with_own_target(self, jobs: Vec<Job>) -> Result<Vec<Row>, Failure> {
         start_log("error")?;
-        let failed = |what: &str, error: &dyn std::fmt::Display| Failure::failed(format!("{what}: {error}"));
         let directory = std::env::temp_dir().join(format!("rimrock-bench-{}", std::process::id()));
         let port = TcpListener::bind("127.0.0.1:0")
             .and_then(|listener| listener.local_addr())
-            .map_err(|error| failed("cannot find a free port", &error))?;
+            .map_err(|error| Failure::failed(format!("cannot find a free port: {error}")))?;
         let mut config = Config::default();
         config.control.socket = directory.join("rimrock.sock");
         config.target.listen = port;
         config.reactor.cores = parse_cores(&self.target_cores).map_err(Failure::usage)?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| failed("cannot start the control thread", &error))?;
-        let local = tokio::task::LocalSet::new();
-        let rows = runtime.block_on(local.run_until(async move {
-            let socket = ControlSocket::bind(&config.control.socket)
-                .map_err(|error| failed("cannot open the control socket", &error))?;
-            let daemon =
-                Rc::new(Daemon::start(&config).await.map_err(|error| failed("cannot start a target", &error))?);
-            let path = config.control.socket.clone();
-            let measuring = tokio::task::spawn_blocking(move || {
-                let nqn = self.set_up(path, port)?;
-                self.measure(port, &nqn)
-            });
-            let rows = tokio::select! {
-                () = socket.serve(daemon.clone()) => Err(Failure::failed("the control socket closed")),
-                rows = measuring => rows.unwrap_or_else(|_| Err(Failure::failed("the measurement ended in a panic"))),
-                () = stop_signal() => Err(Failure::failed("interrupted")),
-            };
-            daemon.stop().await;
-            rows
-        }));
+        let path = config.control.socket.clone();
+        let measuring = daemon::blocking(move || {
+            let nqn = self.set_up(path, port)?;
+            self.measure(jobs, port, &nqn)
+        });
+        let rows = daemon::run(&config, "TMPDIR chooses another place for it", measuring);
         let _ = std::fs::remove_dir(&directory);
         rows
     }

@@ -41,7 +41,7 @@ impl Arguments {
 
 /// Where the daemon's socket is.
 pub fn socket_path(common: &Common) -> PathBuf {
-    common.socket.clone().unwrap_or_else(|| DEFAULT_SOCKET.into())
+    common.named_socket().unwrap_or_else(|| DEFAULT_SOCKET.into())
 }
 
 /// Calls `method` and gives its result.
@@ -66,7 +66,7 @@ pub fn call_raw(common: &Common, method: &str, params: Option<Value>) -> Result<
     let mut reader = serde_json::Deserializer::from_reader(BufReader::new(stream));
     let mut answer = Map::deserialize(&mut reader).map_err(|error| broken(&error))?;
     match (answer.remove("error"), answer.remove("result")) {
-        (Some(error), _) => Err(refusal(&error)),
+        (Some(error), _) => Err(Failure::refused(error)),
         (None, Some(result)) => Ok(result),
         (None, None) => Err(broken(&"the answer has neither a result nor an error")),
     }
@@ -83,19 +83,5 @@ fn unreachable_daemon(path: &std::path::Path, error: &io::Error) -> Failure {
         io::ErrorKind::PermissionDenied => Failure::failed(format!("permission denied on {path}"))
             .hint("the socket belongs to the user who runs the daemon; run this command as that user, or with sudo"),
         _ => Failure::failed(format!("cannot connect to {path}: {error}")),
-    }
-}
-
-fn refusal(error: &Value) -> Failure {
-    let message = error["message"].as_str().unwrap_or("the daemon refused the call without a reason");
-    let data = &error["data"];
-    let reason = data["reason"].as_str().filter(|reason| !message.contains(reason));
-    let failure = Failure::failed(match reason {
-        Some(reason) => format!("{message}: {reason}"),
-        None => message.to_owned(),
-    });
-    match data["hint"].as_str() {
-        Some(hint) => failure.hint(hint),
-        None => failure,
     }
 }

@@ -11,8 +11,12 @@ use clap::Subcommand;
 pub enum Device {
     /// Open a device and give it a name
     #[command(after_help = "URIs:
-  ram:SIZE[?block_size=512]                        memory, lost at the end
-  uring:PATH[?size=SIZE][&block_size=512]          a file (created, sparse, when missing and size is given), or a block device
+  ram:SIZE[?block_size=512][&populate=yes]
+      memory, lost at the end; populate takes it at once, not as it is written
+  uring:PATH[?size=SIZE][&block_size=512]
+      a file (created, sparse, when missing and size is given), or a block device
+
+Quote a URI with ? or &, which shells take for their own. G and GiB are 2^30 bytes, GB is 10^9.
 
 Examples:
   rimrock device create disk0 'uring:/var/lib/rimrock/disk0.img?size=64GiB'
@@ -66,17 +70,16 @@ impl Device {
         match self {
             Device::Create { name, uri } => {
                 let arguments = Arguments::new().with("name", name).with("uri", uri);
-                print_object(format, &call(common, "device_create", arguments)?, SHOW);
+                print_object(format, &call(common, "device_create", arguments)?, SHOW)
             }
             Device::List => print_list(format, &call(common, "device_list", Arguments::new())?, COLUMNS),
             Device::Show { name } => {
-                print_object(format, &call(common, "device_get", Arguments::new().with("name", name))?, SHOW);
+                print_object(format, &call(common, "device_get", Arguments::new().with("name", name))?, SHOW)
             }
             Device::Delete { name } => {
                 let answer = call(common, "device_delete", Arguments::new().with("name", name.as_str()))?;
-                print_done(format, &answer, &format!("device {name} is closed"));
+                print_done(format, &answer, &format!("device {name} is closed"))
             }
         }
-        Ok(())
     }
 }

@@ -6,17 +6,23 @@
 
 mod bench;
 mod client;
+mod clone;
+mod daemon;
 mod device;
+mod failure;
 mod output;
 mod pool;
 mod quickstart;
+mod rollback;
 mod rpc;
 mod serve;
 mod snapshot;
 mod volume;
 
 use clap::{Parser, Subcommand};
+use failure::Failure;
 use output::Format;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -26,7 +32,7 @@ use std::process::ExitCode;
 #[command(after_help = "First steps:
   rimrock quickstart                         see the whole thing work, on files under ./rimrock-data
   rimrock serve                              start the daemon; the other commands talk to it
-  rimrock pool create main uring:/var/lib/rimrock/disk0.img?size=64GiB
+  rimrock pool create main 'uring:/var/lib/rimrock/disk0.img?size=64GiB'
   rimrock volume create model 20GiB
   rimrock volume export model                prints the `nvme connect` line for the host
   rimrock snapshot create model@step-1000")]
@@ -40,8 +46,8 @@ pub struct Cli {
 /// What every command takes.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Common {
-    /// The daemon's control socket
-    #[arg(short, long, global = true, env = "RIMROCK_SOCKET", value_name = "PATH")]
+    /// The daemon's control socket [env: RIMROCK_SOCKET] [default: /run/rimrock/rimrock.sock]
+    #[arg(short, long, global = true, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// How answers are printed
     #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
@@ -68,7 +74,7 @@ enum Command {
     Snapshot(snapshot::Snapshot),
     /// Make writable volumes out of snapshots
     #[command(subcommand)]
-    Clone(snapshot::Clone),
+    Clone(clone::Clone),
     /// Measure a target
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -76,30 +82,11 @@ enum Command {
     Rpc(rpc::Rpc),
 }
 
-/// Why a command ends with another code than 0.
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
-pub struct Failure {
-    message: String,
-    hint: Option<String>,
-    code: u8,
-}
-
-impl Failure {
-    /// Refused or failed: exit code 1.
-    pub fn failed(message: impl Into<String>) -> Failure {
-        Failure { message: message.into(), hint: None, code: 1 }
-    }
-
-    /// The command line is wrong in a way its parser cannot see: exit code 2.
-    pub fn usage(message: impl Into<String>) -> Failure {
-        Failure { message: message.into(), hint: None, code: 2 }
-    }
-
-    /// Adds the next step.
-    pub fn hint(mut self, hint: impl Into<String>) -> Failure {
-        self.hint = Some(hint.into());
-        self
+impl Common {
+    /// The socket that was named, on the command line or by the environment.
+    fn named_socket(&self) -> Option<PathBuf> {
+        let environment = || std::env::var_os("RIMROCK_SOCKET").filter(|path| !path.is_empty());
+        self.socket.clone().or_else(|| environment().map(PathBuf::from))
     }
 }
 
@@ -120,17 +107,19 @@ pub fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("rimrock: {}", failure.message);
-            if let Some(hint) = &failure.hint {
-                eprintln!("  {hint}");
-            }
-            ExitCode::from(failure.code)
-        }
+        Err(failure) => failure.report(common.output),
     }
 }
 
 /// A size argument.
 fn size(text: &str) -> Result<u64, String> {
     crate::units::parse_size(text).map_err(|error| error.to_string())
+}
+
+/// Where something listens or is to listen.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    match text.parse::<SocketAddr>() {
+        Ok(address) if address.port() > 0 => Ok(address),
+        _ => Err("must be ADDR:PORT with a port from 1, such as 0.0.0.0:4420 or [::1]:4420".to_owned()),
+    }
 }

@@ -1,12 +1,13 @@
 //! Prints answers: a table for people, JSON for programs.
 #![forbid(unsafe_code)]
 
+use super::Failure;
 use crate::units::format_size;
 use clap::ValueEnum;
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::Value;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 
 /// The form of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -31,21 +32,23 @@ pub enum Show {
 /// One column, or one line of a single object: heading, member, form.
 pub type Column = (&'static str, &'static str, Show);
 
-/// Prints text to standard output. A closed pipe ends the program quietly, as it does every Unix tool.
-pub fn print(text: &str) {
+/// Prints text to standard output. What cannot be printed ends the command, but its callers clean up first.
+pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
-        std::process::exit(0);
-    }
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| match error.kind() {
+        ErrorKind::BrokenPipe => Failure::unread(),
+        _ => Failure::failed(format!("cannot write the answer: {error}"))
+            .hint("what was asked for may be done; look before you repeat it"),
+    })
 }
 
 /// Prints the answer as JSON.
-pub fn print_json(value: &Value) {
-    print(&format!("{value:#}\n"));
+pub fn print_json(value: &Value) -> Result<(), Failure> {
+    print(&format!("{value:#}\n"))
 }
 
 /// Prints a list of objects.
-pub fn print_list(format: Format, value: &Value, columns: &[Column]) {
+pub fn print_list(format: Format, value: &Value, columns: &[Column]) -> Result<(), Failure> {
     if format == Format::Json {
         return print_json(value);
     }
@@ -59,11 +62,11 @@ pub fn print_list(format: Format, value: &Value, columns: &[Column]) {
     for object in value.as_array().map_or(&[][..], Vec::as_slice) {
         table.add_row(columns.iter().map(|(_, member, show)| cell(&object[*member], *show)));
     }
-    print(&format!("{}\n", trimmed(&table)));
+    print(&format!("{}\n", trimmed(&table)))
 }
 
 /// Prints one object, a line per member.
-pub fn print_object(format: Format, value: &Value, rows: &[Column]) {
+pub fn print_object(format: Format, value: &Value, rows: &[Column]) -> Result<(), Failure> {
     if format == Format::Json {
         return print_json(value);
     }
@@ -73,11 +76,11 @@ pub fn print_object(format: Format, value: &Value, rows: &[Column]) {
             table.add_row([(*heading).to_owned(), cell(&value[*member], *show)]);
         }
     }
-    print(&format!("{}\n", trimmed(&table)));
+    print(&format!("{}\n", trimmed(&table)))
 }
 
 /// Prints one sentence, or the answer as JSON.
-pub fn print_done(format: Format, value: &Value, sentence: &str) {
+pub fn print_done(format: Format, value: &Value, sentence: &str) -> Result<(), Failure> {
     match format {
         Format::Json => print_json(value),
         Format::Table => print(&format!("{sentence}\n")),

@@ -12,8 +12,10 @@ use std::io::{BufRead, IsTerminal};
 pub enum Pool {
     /// Create a pool on one or more devices
     #[command(after_help = "Examples:
-  rimrock pool create main uring:/var/lib/rimrock/disk0.img?size=64GiB
-  rimrock pool create fast disk0 disk1        (devices opened before with `rimrock device create`)")]
+  rimrock pool create main 'uring:/var/lib/rimrock/disk0.img?size=64GiB'
+  rimrock pool create fast disk0 disk1
+
+Devices named without a URI were opened before, with `rimrock device create`.")]
     Create {
         /// The name of the new pool
         name: String,
@@ -104,11 +106,11 @@ impl Pool {
                     .maybe("shards", shards)
                     .maybe("region_bytes", region)
                     .flag("force", force);
-                print_object(format, &call(common, "pool_create", arguments)?, SHOW);
+                print_object(format, &call(common, "pool_create", arguments)?, SHOW)
             }
             Pool::Import { devices } => {
                 let arguments = Arguments::new().with("devices", devices);
-                print_object(format, &call(common, "pool_import", arguments)?, SHOW);
+                print_object(format, &call(common, "pool_import", arguments)?, SHOW)
             }
             Pool::Export { name } => {
                 let answer = call(common, "pool_export", Arguments::new().with("name", name.as_str()))?;
@@ -116,11 +118,11 @@ impl Pool {
                     format,
                     &answer,
                     &format!("pool {name} is down; `rimrock pool import` brings it back"),
-                );
+                )
             }
             Pool::List => print_list(format, &call(common, "pool_list", Arguments::new())?, LIST),
             Pool::Show { name } => {
-                print_object(format, &call(common, "pool_get", Arguments::new().with("name", name))?, SHOW);
+                print_object(format, &call(common, "pool_get", Arguments::new().with("name", name))?, SHOW)
             }
             Pool::Destroy { name, confirm } => {
                 let confirm = match confirm {
@@ -129,10 +131,9 @@ impl Pool {
                 };
                 let arguments = Arguments::new().with("name", name.as_str()).with("confirm", confirm);
                 let answer = call(common, "pool_destroy", arguments)?;
-                print_done(format, &answer, &format!("pool {name} is destroyed"));
+                print_done(format, &answer, &format!("pool {name} is destroyed"))
             }
         }
-        Ok(())
     }
 }
 

@@ -6,24 +6,25 @@
 
 mod checkpoint;
 mod link;
+mod made;
+mod report;
 mod story;
 
-use super::output::print;
-use super::serve::{start_log, stop_signal};
-use super::{Common, Failure, size};
+use super::daemon::{self, start_log, stop_signal};
+use super::output::{Format, print};
+use super::{Common, Failure, address, size};
 use crate::config::{Config, parse_cores};
-use crate::control::Daemon;
-use crate::control::server::ControlSocket;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::rc::Rc;
 
 /// Show checkpoints, snapshots, a rollback and a clone at work, on files in this directory
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Writes a series of checkpoints in safetensors layout to a thin volume through NVMe/TCP, takes a
 snapshot after each, lets the run go wrong, rolls back, and exports the last good checkpoint read-only.
-Every byte is verified. Then it keeps serving until Ctrl-C. A second run goes on where the first ended.
+Every byte is verified. Then it keeps serving until Ctrl-C. A second run goes on where the first ended;
+of what earlier runs made it keeps the newest checkpoints, and what you made in the pool it leaves
+alone. The control socket is DIR/rimrock.sock, or that of --socket, never RIMROCK_SOCKET.
 
 Examples:
   rimrock quickstart
@@ -41,7 +42,7 @@ pub struct Quickstart {
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "16GiB")]
     pool_size: u64,
     /// Where to listen for NVMe/TCP
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:4420")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address, default_value = "127.0.0.1:4420")]
     listen: SocketAddr,
     /// Cores to poll on (default: all but one, at least one)
     #[arg(long, value_name = "LIST")]
@@ -69,52 +70,27 @@ impl Quickstart {
         if let Some(cores) = &self.cores {
             config.reactor.cores = parse_cores(cores).map_err(Failure::usage)?;
         }
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| Failure::failed(format!("cannot start the control thread: {error}")))?;
-        let local = tokio::task::LocalSet::new();
-        runtime.block_on(local.run_until(self.perform(config, dir)))
-    }
-
-    async fn perform(self, config: Config, dir: PathBuf) -> Result<(), Failure> {
-        let socket = ControlSocket::bind(&config.control.socket).map_err(|error| {
-            Failure::failed(error.to_string())
-                .hint("a quickstart may be running already; --dir starts another one elsewhere")
-        })?;
-        let daemon = Daemon::start(&config).await.map_err(|error| Failure::failed(error.to_string()))?;
-        let daemon = Rc::new(daemon);
+        let (format, once) = (common.output, self.once);
         let story = story::Story {
             socket: config.control.socket.clone(),
             dir,
             pool_bytes: self.pool_size,
             all_bytes: self.size,
             listen: self.listen,
-            once: self.once,
+            once,
+            format,
         };
-        let telling = tokio::task::spawn_blocking(move || story.tell());
-        let serving = socket.serve(daemon.clone());
-        let once = self.once;
-        let live = async {
-            match telling.await {
-                Ok(Ok(())) if once => Ok(()),
-                Ok(Ok(())) => {
-                    stop_signal().await;
-                    print("\nstopping\n");
-                    Ok(())
+        daemon::run(
+            &config,
+            "a quickstart may be running already; --dir starts another one elsewhere",
+            async {
+                daemon::blocking(move || story.tell()).await?;
+                if once {
+                    return Ok(());
                 }
-                Ok(Err(failure)) => Err(failure),
-                Err(_) => {
-                    Err(Failure::failed("the demonstration ended in a panic; this is a fault of Rimrock"))
-                }
-            }
-        };
-        let ended = tokio::select! {
-            () = serving => Ok(()),
-            ended = live => ended,
-            () = stop_signal() => Err(Failure::failed("interrupted; the pool keeps what was written")),
-        };
-        daemon.stop().await;
-        ended
+                stop_signal().await;
+                if format == Format::Table { print("\nstopping\n") } else { Ok(()) }
+            },
+        )
     }
 }

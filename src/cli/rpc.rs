@@ -21,10 +21,10 @@ pub struct Rpc {
     /// Its parameters, a JSON object
     params: Option<String>,
     /// List the methods this program knows, with their parameters
-    #[arg(long, exclusive = true)]
+    #[arg(long, conflicts_with_all = ["method", "reference"])]
     list: bool,
     /// Print the reference page of all methods, in Markdown
-    #[arg(long, exclusive = true)]
+    #[arg(long, conflicts_with = "method")]
     reference: bool,
 }
 
@@ -32,12 +32,10 @@ impl Rpc {
     /// Runs the command.
     pub fn run(self, common: &Common) -> Result<(), Failure> {
         if self.reference {
-            print(&table::reference_page());
-            return Ok(());
+            return print(&table::reference_page());
         }
         let Some(method) = self.method else {
-            print_methods(common.output);
-            return Ok(());
+            return print_methods(common.output);
         };
         let params = match &self.params {
             Some(text) => Some(serde_json::from_str::<Value>(text).map_err(|error| {
@@ -46,12 +44,11 @@ impl Rpc {
             })?),
             None => None,
         };
-        print_json(&call_raw(common, &method, params)?);
-        Ok(())
+        print_json(&call_raw(common, &method, params)?)
     }
 }
 
-fn print_methods(format: Format) {
+fn print_methods(format: Format) -> Result<(), Failure> {
     if format == Format::Json {
         return print_json(&table::all().map(|method| method.name).collect());
     }
@@ -61,6 +58,7 @@ fn print_methods(format: Format) {
             .iter()
             .map(|param| if param.required { param.name.to_owned() } else { format!("[{}]", param.name) })
             .collect();
-        print(&format!("{} {}\n    {}\n", method.name, params.join(" "), method.summary));
+        print(&format!("{} {}\n    {}\n", method.name, params.join(" "), method.summary))?;
     }
+    Ok(())
 }

@@ -1,9 +1,10 @@
-//! `rimrock snapshot …` and `rimrock clone …`
+//! `rimrock snapshot …`
 #![forbid(unsafe_code)]
 
 use super::client::{Arguments, call};
 use super::output::{Column, Show, print_done, print_list, print_object};
-use super::volume::{self, Keep, ROLLBACK_HELP, SHOW, split};
+use super::rollback::{Keep, ROLLBACK_HELP, rollback};
+use super::volume::{self, SHOW, split};
 use super::{Common, Failure};
 use clap::Subcommand;
 
@@ -43,7 +44,7 @@ Example:
     /// Make the volume what the snapshot was
     #[command(after_help = ROLLBACK_HELP)]
     Rollback {
-        /// VOLUME@SNAPSHOT
+        /// NAME, POOL/NAME or UUID
         name: String,
         #[command(flatten)]
         keep: Keep,
@@ -55,41 +56,6 @@ Example:
         from: String,
         /// The newer
         to: String,
-    },
-}
-
-/// Make writable volumes out of snapshots
-#[derive(Debug, Subcommand)]
-pub enum Clone {
-    /// Make a new volume that begins as the snapshot
-    #[command(after_help = "Instant, and shares all space with the snapshot until it is written.
-
-Example:
-  rimrock clone create model@step-1000 finetune")]
-    Create {
-        /// The snapshot: NAME, POOL/NAME or UUID
-        snapshot: String,
-        /// The new volume
-        name: String,
-    },
-    /// List volumes that share space with a snapshot
-    #[command(after_help = "Example:\n  rimrock clone list")]
-    List {
-        /// Only of this pool
-        #[arg(long)]
-        pool: Option<String>,
-    },
-    /// Show one clone
-    #[command(after_help = "Example:\n  rimrock clone show finetune")]
-    Show {
-        /// NAME, POOL/NAME or UUID
-        name: String,
-    },
-    /// Delete a clone
-    #[command(after_help = "Example:\n  rimrock clone delete finetune")]
-    Delete {
-        /// NAME, POOL/NAME or UUID
-        name: String,
     },
 }
 
@@ -117,51 +83,23 @@ impl Snapshot {
                 };
                 let arguments =
                     Arguments::new().maybe("pool", pool).with("volume", volume).with("name", whole);
-                print_object(format, &call(common, "snapshot_create", arguments)?, SHOW);
+                print_object(format, &call(common, "snapshot_create", arguments)?, SHOW)
             }
             Snapshot::List { volume, pool } => {
                 let arguments = Arguments::new().maybe("volume", volume).maybe("pool", pool);
-                print_list(format, &call(common, "snapshot_list", arguments)?, LIST);
+                print_list(format, &call(common, "snapshot_list", arguments)?, LIST)
             }
-            Snapshot::Show { name } => {
-                print_object(
-                    format,
-                    &call(common, "snapshot_get", Arguments::new().with("name", name))?,
-                    SHOW,
-                );
-            }
+            Snapshot::Show { name } => print_object(
+                format,
+                &call(common, "snapshot_get", Arguments::new().with("name", name))?,
+                SHOW,
+            ),
             Snapshot::Delete { name } => {
                 let answer = call(common, "snapshot_delete", Arguments::new().with("name", name.as_str()))?;
-                print_done(format, &answer, &format!("snapshot {name} is deleted"));
+                print_done(format, &answer, &format!("snapshot {name} is deleted"))
             }
-            Snapshot::Rollback { name, keep } => volume::rollback(common, None, &name, keep)?,
-            Snapshot::Diff { from, to } => volume::diff(common, &from, &to)?,
+            Snapshot::Rollback { name, keep } => rollback(common, None, &name, keep),
+            Snapshot::Diff { from, to } => volume::diff(common, &from, &to),
         }
-        Ok(())
-    }
-}
-
-impl Clone {
-    /// Runs the command.
-    pub fn run(self, common: &Common) -> Result<(), Failure> {
-        let format = common.output;
-        match self {
-            Clone::Create { snapshot, name } => {
-                let arguments = Arguments::new().with("snapshot", snapshot).with("name", name);
-                print_object(format, &call(common, "clone_create", arguments)?, SHOW);
-            }
-            Clone::List { pool } => {
-                let arguments = Arguments::new().maybe("pool", pool).with("clones", true);
-                print_list(format, &call(common, "volume_list", arguments)?, volume::LIST);
-            }
-            Clone::Show { name } => {
-                print_object(format, &call(common, "volume_get", Arguments::new().with("name", name))?, SHOW);
-            }
-            Clone::Delete { name } => {
-                let answer = call(common, "volume_delete", Arguments::new().with("name", name.as_str()))?;
-                print_done(format, &answer, &format!("clone {name} is deleted"));
-            }
-        }
-        Ok(())
     }
 }

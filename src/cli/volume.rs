@@ -3,7 +3,8 @@
 
 use super::client::{Arguments, call};
 use super::output::{Column, Format, Show, print, print_done, print_json, print_list, print_object};
-use super::{Common, Failure, size};
+use super::rollback::{Keep, ROLLBACK_HELP, rollback};
+use super::{Common, Failure, address, size};
 use crate::units::format_size;
 use clap::Subcommand;
 use serde_json::Value;
@@ -15,9 +16,10 @@ pub enum Volume {
     /// Create a thin volume
     #[command(after_help = "Examples:
   rimrock volume create model 20GiB
-  rimrock volume create fast/scratch 512G --block-size 512
+  rimrock volume create main/scratch 512G --block-size 512
 
-Where there are several pools, say POOL/NAME.")]
+Where there are several pools, say POOL/NAME. G and GiB are 2^30 bytes, GB is 10^9; so for K, M, T
+and P. A volume is a whole number of MiB; what is between is rounded up.")]
     Create {
         /// The new volume: NAME or POOL/NAME
         name: String,
@@ -56,17 +58,24 @@ Example:
         /// NAME, POOL/NAME or UUID
         name: String,
     },
-    /// Make a volume larger
-    #[command(after_help = "Hosts that are connected see the new size at once.
+    /// Give a volume another size
+    #[command(
+        after_help = "Hosts that are connected see the new size at once. A smaller size loses what lies
+beyond it, so it needs --allow-shrink; make the file system smaller before.
 
-Example:
-  rimrock volume resize model 40GiB")]
+Examples:
+  rimrock volume resize model 40GiB
+  rimrock volume resize model 10GiB --allow-shrink"
+    )]
     Resize {
         /// NAME, POOL/NAME or UUID
         name: String,
         /// The new size
         #[arg(value_parser = size)]
         size: u64,
+        /// Let the end of the volume be lost
+        #[arg(long)]
+        allow_shrink: bool,
     },
     /// Give a volume another name
     #[command(after_help = "Example:\n  rimrock volume rename model model-v1")]
@@ -81,7 +90,7 @@ Example:
     Rollback {
         /// NAME, POOL/NAME or UUID
         name: String,
-        /// The snapshot: VOLUME@SNAPSHOT, or just the part after the @
+        /// The snapshot by its name or UUID; of the volume's own, the part after the @ is enough
         snapshot: String,
         #[command(flatten)]
         keep: Keep,
@@ -96,17 +105,18 @@ Example:
     },
     /// Make a volume, or a snapshot (read-only), available over NVMe/TCP
     #[command(after_help = "Creates the subsystem, the namespace and the listener in one step and prints the
-line that connects a Linux host. Exports survive a restart of the daemon.
+line that connects a Linux host. Exports are kept in the pool: they come back whenever it is
+imported, which a [[pool]] entry in the daemon's configuration does at every start.
 
 Examples:
   rimrock volume export model
   rimrock volume export model@step-1000 --listen 10.0.0.5:4420
-  rimrock volume export model --host nqn.2014-08.org.nvmexpress:uuid:8b1e1c4a-1f5e-4d9a-9d0e-3a3a7a7d7b11")]
+  rimrock volume export model --host nqn.2014-08.org.example:host1")]
     Export {
         /// NAME, POOL/NAME or UUID
         name: String,
         /// Where to listen (default: `target.listen` of the configuration, 0.0.0.0:4420 without one)
-        #[arg(long, value_name = "ADDR:PORT")]
+        #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
         listen: Option<SocketAddr>,
         /// NQN of the subsystem (default: derived from the pool's and the volume's name)
         #[arg(long)]
@@ -124,27 +134,6 @@ Examples:
         /// NAME, POOL/NAME or UUID
         name: String,
     },
-}
-
-/// Help of both `rollback` commands.
-pub const ROLLBACK_HELP: &str =
-    "What the volume holds now is kept as a snapshot first, so that a rollback can
-itself be rolled back. Unmount the file system on the host before, and mount it again after.
-
-Examples:
-  rimrock volume rollback model step-1000
-  rimrock snapshot rollback model@step-1000 --keep model@bad-run
-  rimrock snapshot rollback model@step-1000 --discard";
-
-/// What becomes of what a rollback replaces.
-#[derive(Debug, clap::Args)]
-pub struct Keep {
-    /// Keep what is replaced under this name (default: VOLUME@before-rollback-N)
-    #[arg(long, value_name = "SNAPSHOT")]
-    keep: Option<String>,
-    /// Keep nothing of what is replaced
-    #[arg(long, conflicts_with = "keep")]
-    discard: bool,
 }
 
 /// Columns of a list of volumes.
@@ -192,28 +181,39 @@ impl Volume {
                     .with("block_size", block_size.parse::<u64>().unwrap_or(4096))
                     .with("write_cache", !no_write_cache)
                     .maybe("uuid", uuid);
-                print_object(format, &call(common, "volume_create", arguments)?, SHOW);
+                print_sized(format, size, &call(common, "volume_create", arguments)?)
             }
             Volume::List { pool } => {
-                print_list(format, &call(common, "volume_list", Arguments::new().maybe("pool", pool))?, LIST);
+                print_list(format, &call(common, "volume_list", Arguments::new().maybe("pool", pool))?, LIST)
             }
             Volume::Show { name } => {
-                print_object(format, &call(common, "volume_get", Arguments::new().with("name", name))?, SHOW);
+                print_object(format, &call(common, "volume_get", Arguments::new().with("name", name))?, SHOW)
             }
             Volume::Delete { name } => {
                 let answer = call(common, "volume_delete", Arguments::new().with("name", name.as_str()))?;
-                print_done(format, &answer, &format!("volume {name} is deleted"));
+                print_done(format, &answer, &format!("volume {name} is deleted"))
             }
-            Volume::Resize { name, size } => {
-                let arguments = Arguments::new().with("name", name).with("size", size);
-                print_object(format, &call(common, "volume_resize", arguments)?, SHOW);
+            Volume::Resize { name, size, allow_shrink } => {
+                let arguments = Arguments::new()
+                    .with("name", name.as_str())
+                    .with("size", size)
+                    .flag("allow_shrink", allow_shrink);
+                let answer = call(common, "volume_resize", arguments).map_err(|failure| {
+                    match !allow_shrink && is_larger(common, &name, size) {
+                        true => {
+                            failure.or_hint("--allow-shrink allows it; what lies beyond the new end is lost")
+                        }
+                        false => failure,
+                    }
+                })?;
+                print_sized(format, size, &answer)
             }
             Volume::Rename { name, new_name } => {
                 let arguments = Arguments::new().with("name", name).with("new_name", new_name);
-                print_object(format, &call(common, "volume_rename", arguments)?, SHOW);
+                print_object(format, &call(common, "volume_rename", arguments)?, SHOW)
             }
-            Volume::Rollback { name, snapshot, keep } => rollback(common, Some(&name), &snapshot, keep)?,
-            Volume::Diff { from, to } => diff(common, &from, &to)?,
+            Volume::Rollback { name, snapshot, keep } => rollback(common, Some(&name), &snapshot, keep),
+            Volume::Diff { from, to } => diff(common, &from, &to),
             Volume::Export { name, listen, nqn, hosts, read_only } => {
                 let arguments = Arguments::new()
                     .with("name", name)
@@ -221,14 +221,13 @@ impl Volume {
                     .maybe("nqn", nqn)
                     .maybe("hosts", (!hosts.is_empty()).then_some(hosts))
                     .flag("read_only", read_only);
-                print_export(format, &call(common, "volume_export", arguments)?);
+                print_export(format, &call(common, "volume_export", arguments)?)
             }
             Volume::Unexport { name } => {
                 let answer = call(common, "volume_unexport", Arguments::new().with("name", name.as_str()))?;
-                print_done(format, &answer, &format!("{name} is no longer exported"));
+                print_done(format, &answer, &format!("{name} is no longer exported"))
             }
         }
-        Ok(())
     }
 }
 
@@ -240,54 +239,40 @@ pub fn split(name: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// Rolls back the volume, or the one the snapshot's name begins with.
-pub fn rollback(common: &Common, volume: Option<&str>, snapshot: &str, keep: Keep) -> Result<(), Failure> {
-    let whole = match (volume, snapshot.contains('@')) {
-        (Some(volume), false) => format!("{volume}@{snapshot}"),
-        _ => snapshot.to_owned(),
-    };
-    let volume = match (volume, whole.rsplit_once('@')) {
-        (Some(volume), _) => volume.to_owned(),
-        (None, Some((volume, _))) => volume.to_owned(),
-        (None, None) => {
-            return Err(Failure::usage(format!("{snapshot:?} does not say which volume to roll back"))
-                .hint("write VOLUME@SNAPSHOT, or use `rimrock volume rollback VOLUME SNAPSHOT`"));
-        }
-    };
-    let arguments = Arguments::new()
-        .with("name", volume)
-        .with("snapshot", whole)
-        .maybe("keep", keep.keep)
-        .flag("discard", keep.discard);
-    let answer = call(common, "volume_rollback", arguments)?;
-    let kept = match answer["kept"].as_str() {
-        Some(kept) => format!("what it held is kept as {kept}"),
-        None => "what it held is gone".to_owned(),
-    };
-    let (name, snapshot) =
-        (answer["name"].as_str().unwrap_or("?"), answer["snapshot"].as_str().unwrap_or("?"));
-    print_done(common.output, &answer, &format!("{name} is what {snapshot} was; {kept}"));
-    Ok(())
-}
-
 /// Prints what differs.
 pub fn diff(common: &Common, from: &str, to: &str) -> Result<(), Failure> {
     let answer = call(common, "snapshot_diff", Arguments::new().with("from", from).with("to", to))?;
-    print_list(
-        common.output,
-        if common.output == Format::Json { &answer } else { &answer["ranges"] },
-        &[("OFFSET", "offset", Show::Plain), ("LENGTH", "length", Show::Bytes)],
-    );
-    if common.output == Format::Table {
-        let changed = answer["changed_bytes"].as_u64().unwrap_or(0);
-        let more = if answer["truncated"].as_bool() == Some(true) { "; the list is cut short" } else { "" };
-        let changed = if changed == 0 { "nothing".to_owned() } else { format_size(changed) };
-        print(&format!("{changed} differs{more}\n"));
+    if common.output == Format::Json {
+        return print_json(&answer);
     }
-    Ok(())
+    let columns = [("OFFSET", "offset", Show::Plain), ("LENGTH", "length", Show::Bytes)];
+    print_list(common.output, &answer["ranges"], &columns)?;
+    let changed = answer["changed_bytes"].as_u64().unwrap_or(0);
+    let more = if answer["truncated"].as_bool() == Some(true) { "; the list is cut short" } else { "" };
+    let changed = if changed == 0 { "nothing".to_owned() } else { format_size(changed) };
+    print(&format!("{changed} differs{more}\n"))
 }
 
-fn print_export(format: Format, answer: &Value) {
+/// Whether a volume is larger than `size`.
+fn is_larger(common: &Common, name: &str, size: u64) -> bool {
+    let volume = call(common, "volume_get", Arguments::new().with("name", name));
+    volume.is_ok_and(|volume| volume["size"].as_u64().is_some_and(|current| current > size))
+}
+
+/// Prints a volume that was given a size, and says where it got another.
+fn print_sized(format: Format, asked: u64, answer: &Value) -> Result<(), Failure> {
+    print_object(format, answer, SHOW)?;
+    match answer["size"].as_u64() {
+        Some(size) if size != asked && format == Format::Table => print(&format!(
+            "The size is {}, not {}: a volume is a whole number of MiB.\n",
+            format_size(size),
+            format_size(asked)
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn print_export(format: Format, answer: &Value) -> Result<(), Failure> {
     if format == Format::Json {
         return print_json(answer);
     }
@@ -301,5 +286,5 @@ fn print_export(format: Format, answer: &Value) {
     for line in answer["connect"].as_array().map_or(&[][..], Vec::as_slice) {
         text.push_str(&format!("  {}\n", line.as_str().unwrap_or("?")));
     }
-    print(&text);
+    print(&text)
 }

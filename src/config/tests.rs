@@ -77,6 +77,26 @@ fn wrong_values_are_refused() {
 }
 
 #[test]
+fn absurd_values_are_refused_and_say_what_would_do() {
+    for (text, says) in [
+        ("[memory]\nbuffers = \"512\"", "at least 36 MiB"),
+        ("[memory]\npage_cache = \"1KiB\"", "at least 1 MiB"),
+        ("[log]\nlevel = \"warning\"", "did you mean \"warn\"?"),
+        ("[log]\nlevel = \"inf\"", "did you mean \"info\"?"),
+        ("[log]\nlevel = \"info,rimrock::pool=debgu\"", "did you mean \"debug\"?"),
+        ("[log]\nlevel = \"\"", "is not a level: trace, debug, info, warn, error, off"),
+        ("[target]\nlisten = \"0.0.0.0:0\"", "port 0"),
+        ("[[subsystem]]\nnqn = \"nqn.2014-08.org.example:a\"\ndevices = []\nlisten = [\"[::]:0\"]", "port 0"),
+    ] {
+        let error = parse(text).unwrap_err();
+        assert!(error.contains(says), "{text}: {error}");
+    }
+    let config =
+        parse("[memory]\nbuffers = \"36MiB\"\n[log]\nlevel = \"warn, rimrock::pool=trace\"").unwrap();
+    assert_eq!((config.memory.buffers, config.log.level.as_str()), (36 << 20, "warn,rimrock::pool=trace"));
+}
+
+#[test]
 fn cores_are_written_as_linux_writes_them() {
     assert_eq!(parse_cores("0").unwrap(), [0]);
     assert_eq!(parse_cores("1-3").unwrap(), [1, 2, 3]);

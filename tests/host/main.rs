@@ -2,6 +2,8 @@
 
 mod checks;
 mod own;
+#[path = "../skip/mod.rs"]
+mod skip;
 mod spdk;
 
 #[test]
@@ -13,6 +15,6 @@ fn the_host_works_with_rimrock() {
 fn the_host_works_with_spdk() {
     match spdk::Spdk::start() {
         Ok(mut spdk) => checks::all(&mut spdk),
-        Err(why) => println!("SKIPPED: {why}"),
+        Err(why) => skip::skip("nvmf_tgt", &why),
     }
 }

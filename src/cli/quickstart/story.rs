@@ -1,28 +1,21 @@
-//! What the quickstart does, step by step, and what it prints of it.
+//! What the quickstart does, step by step, and what it says meanwhile.
+//!
+//! The pool is the user's by now: whatever an earlier run did not make itself is left alone.
 #![forbid(unsafe_code)]
 
 use super::checkpoint::{Content, Layout};
 use super::link::Link;
+use super::made::{self, CHECKPOINTS, POOL, STEPS, VOLUME, snapshot_name};
+use super::report::{Line, Moved, Report, bytes};
 use crate::cli::client::{Arguments, call};
 use crate::cli::output::{Format, print};
 use crate::cli::{Common, Failure};
 use crate::units::format_size;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, Table};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-
-const POOL: &str = "main";
-const VOLUME: &str = "model";
-/// Good checkpoints of one run; one bad one follows.
-const CHECKPOINTS: u64 = 5;
-/// Training steps between checkpoints.
-const STEPS: u64 = 1000;
-/// Checkpoints kept from earlier runs.
-const KEPT: usize = 5;
 
 /// Everything the story needs to know.
 pub struct Story {
@@ -38,21 +31,8 @@ pub struct Story {
     pub listen: SocketAddr,
     /// Whether everything ends with the story.
     pub once: bool,
-}
-
-/// Bytes and the time they took.
-#[derive(Clone, Copy)]
-struct Moved {
-    bytes: u64,
-    time: Duration,
-}
-
-/// One line of the table.
-struct Line {
-    what: String,
-    written: Option<Moved>,
-    snapshot: Option<Duration>,
-    verified: Moved,
+    /// Sentences and a table, or one object at the end.
+    pub format: Format,
 }
 
 impl Story {
@@ -60,43 +40,57 @@ impl Story {
     pub fn tell(&self) -> Result<(), Failure> {
         let layout = Layout::new(self.all_bytes / (CHECKPOINTS + 1));
         let started = Instant::now();
-        print(&format!(
+        self.say(&format!(
             "A model of {} in {} tensors, {CHECKPOINTS} checkpoints and a bad one, through NVMe/TCP.\n\n",
             format_size(layout.file_len()),
             layout.tensor_count(),
-        ));
+        ))?;
         self.bring_up_pool()?;
         self.volume(&layout)?;
-        self.prune()?;
         let export = Arguments::new().with("name", VOLUME).with("listen", self.listen.to_string());
         let exported = self.call("volume_export", export).map_err(|failure| {
             failure.hint(
                 "something else listens there: --listen chooses another address, such as 127.0.0.1:4421",
             )
         })?;
-        let exported = exported.0;
-        let nqn = text(&exported, "nqn");
-        print(&format!("  volume {VOLUME} is exported as {nqn} at {}\n", self.listen));
+        let nqn = text(&exported.0, "nqn");
+        self.say(&format!("  volume {VOLUME} is exported as {nqn} at {}\n", self.listen))?;
         let link = Link::connect(self.listen, &nqn)?;
 
         let mut lines = Vec::new();
-        let last = self.resume(&link, &layout, &mut lines)?;
-        let mut good = last;
-        for number in last + 1..=last + CHECKPOINTS {
-            lines.push(self.checkpoint(&link, &layout, number, number == 1)?);
-            good = number;
+        let head = self.resume(&link, &layout, &mut lines)?;
+        let newest = self.prune()?;
+        // Who rolled the volume back meanwhile finds the later checkpoints still there: the run goes on behind them.
+        let first = head.max(newest) + 1;
+        let good = first + CHECKPOINTS - 1;
+        for number in first..=good {
+            let follows = head > 0 && number == head + 1 || number > first;
+            lines.push(self.checkpoint(&link, &layout, number, !follows)?);
         }
         let (kept, rollback) = self.go_wrong(&link, &layout, good, &mut lines)?;
         let (clone, cloning) = self.clone(good)?;
         let read_only = self.serve_read_only(&layout, good, &mut lines)?;
 
-        print(&format!("\n{}\n", table(&lines)));
-        self.report(&layout, &lines, rollback, cloning, &kept)?;
-        print(&format!("Every byte was compared. {:.1} s in all.\n", started.elapsed().as_secs_f64()));
-        if !self.once {
-            self.whats_next(&nqn, &read_only, good, &clone);
+        let pool = self.call("pool_get", Arguments::new().with("name", POOL))?.0;
+        let report = Report {
+            lines,
+            rollback,
+            kept,
+            cloning,
+            clone,
+            file_bytes: layout.file_len(),
+            versions: self.made_snapshots()?.len() as u64,
+            used_bytes: pool["allocated"].as_u64().unwrap_or(0) + pool["metadata"].as_u64().unwrap_or(0),
+            nqn,
+            read_only,
+            listen: self.listen,
+            time: started.elapsed(),
+        };
+        if self.format == Format::Json {
+            return print(&format!("{:#}\n", report.to_json()));
         }
-        Ok(())
+        print(&format!("\n{}\n{}", report.table(), report.sentences()))?;
+        if self.once { Ok(()) } else { print(&report.whats_next(&self.socket, good)) }
     }
 
     /// Imports the pool of an earlier run, or creates one.
@@ -106,22 +100,21 @@ impl Story {
             let uri = format!("uring:{}", file.display());
             let devices = Arguments::new().with("devices", vec![uri]);
             let info = self.call("pool_import", devices).map_err(|failure| about_file(failure, &file))?.0;
-            print(&format!(
+            self.say(&format!(
                 "  pool {POOL} is imported from {} again: {} used\n",
                 file.display(),
                 bytes(info["allocated"].as_u64().unwrap_or(0))
-            ));
+            ))?;
             return Ok(());
         }
         let uri = format!("uring:{}?size={}", file.display(), self.pool_bytes);
         let arguments = Arguments::new().with("name", POOL).with("devices", vec![uri]);
         self.call("pool_create", arguments).map_err(|failure| about_file(failure, &file))?;
-        print(&format!(
+        self.say(&format!(
             "  pool {POOL} is created on {} ({}, sparse)\n",
             file.display(),
             format_size(self.pool_bytes)
-        ));
-        Ok(())
+        ))
     }
 
     fn volume(&self, layout: &Layout) -> Result<(), Failure> {
@@ -131,7 +124,7 @@ impl Story {
             Err(_) => {
                 let size = layout.blocks_len().next_multiple_of(1 << 30);
                 self.call("volume_create", Arguments::new().with("name", VOLUME).with("size", size))?;
-                print(&format!("  volume {VOLUME} of {} is created, thin\n", format_size(size)));
+                self.say(&format!("  volume {VOLUME} of {} is created, thin\n", format_size(size)))?;
                 size
             }
         };
@@ -142,28 +135,36 @@ impl Story {
         Ok(())
     }
 
-    /// Makes room: of what earlier runs left, only the newest few checkpoints stay.
-    fn prune(&self) -> Result<(), Failure> {
-        for clone in names(&self.call("volume_list", Arguments::new().with("clones", true))?.0) {
-            if clone.starts_with("finetune-") {
-                self.call("volume_delete", Arguments::new().with("name", clone))?;
+    /// Makes room: of what earlier runs made only the newest few checkpoints stay. Gives the newest one's number.
+    fn prune(&self) -> Result<u64, Failure> {
+        let volumes = self.call("volume_list", Arguments::new().with("pool", POOL))?.0;
+        for clone in made::unused_clones(&volumes) {
+            self.call("volume_delete", Arguments::new().with("name", clone))?;
+        }
+        let snapshots = self.made_snapshots()?;
+        let mut gone = 0;
+        for snapshot in made::superseded(&snapshots) {
+            if snapshot.is_shown {
+                let show = Arguments::new().with("name", snapshot.name.as_str());
+                self.call("volume_unexport", show)?;
             }
+            self.call("snapshot_delete", Arguments::new().with("name", snapshot.name.as_str()))?;
+            gone += 1;
         }
-        let mut snapshots = names(&self.call("snapshot_list", Arguments::new())?.0);
-        snapshots.sort_unstable_by_key(|name| step_of(name));
-        let (bad, good): (Vec<String>, Vec<String>) =
-            snapshots.into_iter().partition(|name| name.ends_with("-bad"));
-        let old = good.len().saturating_sub(KEPT);
-        let gone: Vec<&String> = bad.iter().chain(&good[..old]).collect();
-        for name in &gone {
-            // It may not be exported, which is no error here.
-            let _ = self.call("volume_unexport", Arguments::new().with("name", name.as_str()));
-            self.call("snapshot_delete", Arguments::new().with("name", name.as_str()))?;
+        if gone > 0 {
+            self.say(&format!("  of earlier runs {gone} snapshot(s) are deleted\n"))?;
         }
-        if !gone.is_empty() {
-            print(&format!("  of earlier runs {} snapshot(s) are deleted\n", gone.len()));
-        }
-        Ok(())
+        Ok(snapshots
+            .iter()
+            .filter(|snapshot| !snapshot.is_bad)
+            .map(|snapshot| snapshot.number)
+            .max()
+            .unwrap_or(0))
+    }
+
+    fn made_snapshots(&self) -> Result<Vec<made::Snapshot>, Failure> {
+        let list = self.call("snapshot_list", Arguments::new().with("pool", POOL))?.0;
+        Ok(made::snapshots(&list))
     }
 
     /// Finds out where an earlier run ended, and compares what it left. Gives the number of its last checkpoint.
@@ -202,9 +203,9 @@ impl Story {
     }
 
     /// Writes a checkpoint, takes its snapshot, compares it.
-    fn checkpoint(&self, link: &Link, layout: &Layout, number: u64, first: bool) -> Result<Line, Failure> {
+    fn checkpoint(&self, link: &Link, layout: &Layout, number: u64, whole: bool) -> Result<Line, Failure> {
         let (content, step) = (Content::Good { step: number }, number * STEPS);
-        let written = write(link, layout, content, first, &format!("writing step {step}"))?;
+        let written = write(link, layout, content, whole, &format!("writing step {step}"))?;
         let arguments = Arguments::new().with("volume", VOLUME).with("name", snapshot_name(number));
         let (_, snapshot) = self.call("snapshot_create", arguments)?;
         let verified = verify(link, layout, content, &format!("comparing step {step}"))?;
@@ -228,7 +229,7 @@ impl Story {
             snapshot: None,
             verified,
         });
-        let keep = format!("{VOLUME}@step-{step}-bad");
+        let keep = made::bad_name(good + 1);
         let arguments = Arguments::new()
             .with("name", VOLUME)
             .with("snapshot", snapshot_name(good))
@@ -246,7 +247,8 @@ impl Story {
     }
 
     fn clone(&self, good: u64) -> Result<(String, Duration), Failure> {
-        let name = format!("finetune-{}", good * STEPS);
+        let volumes = self.call("volume_list", Arguments::new().with("pool", POOL))?.0;
+        let name = made::free_clone_name(&volumes, good);
         let arguments = Arguments::new().with("snapshot", snapshot_name(good)).with("name", name.as_str());
         let (_, time) = self.call("clone_create", arguments)?;
         Ok((name, time))
@@ -257,7 +259,10 @@ impl Story {
         let exported = self
             .call(
                 "volume_export",
-                Arguments::new().with("name", snapshot_name(good)).with("listen", self.listen.to_string()),
+                Arguments::new()
+                    .with("name", snapshot_name(good))
+                    .with("nqn", made::read_only_nqn(good))
+                    .with("listen", self.listen.to_string()),
             )?
             .0;
         let nqn = text(&exported, "nqn");
@@ -278,52 +283,8 @@ impl Story {
         Ok(nqn)
     }
 
-    fn report(
-        &self,
-        layout: &Layout,
-        lines: &[Line],
-        rollback: Duration,
-        cloning: Duration,
-        kept: &str,
-    ) -> Result<(), Failure> {
-        let pool = self.call("pool_get", Arguments::new().with("name", POOL))?.0;
-        let snapshots = self.call("snapshot_list", Arguments::new())?.0;
-        let count = snapshots.as_array().map_or(0, Vec::len) as u64;
-        let sum = count * layout.file_len();
-        let used = pool["allocated"].as_u64().unwrap_or(0) + pool["metadata"].as_u64().unwrap_or(0);
-        let slowest = lines.iter().filter_map(|line| line.snapshot).max().unwrap_or_default();
-        print(&format!(
-            "Snapshot {} at most, rollback {} (what it replaced is kept as {kept}), clone {}.\n\
-             {count} checkpoints of {} each are {}; the pool uses {} for them, {:.0} %.\n",
-            milliseconds(slowest),
-            milliseconds(rollback),
-            milliseconds(cloning),
-            format_size(layout.file_len()),
-            format_size(sum),
-            bytes(used),
-            used as f64 * 100.0 / sum.max(1) as f64,
-        ));
-        Ok(())
-    }
-
-    fn whats_next(&self, nqn: &str, read_only: &str, good: u64, clone: &str) {
-        let (address, port) = (self.listen.ip(), self.listen.port());
-        let rimrock = format!("rimrock --socket {}", self.socket.display());
-        let snapshot = snapshot_name(good);
-        print(&format!(
-            "
-Serving until Ctrl-C. Connect a Linux host (nvme-cli, as root):
-  nvme connect -t tcp -a {address} -s {port} -n {nqn}
-  nvme connect -t tcp -a {address} -s {port} -n {read_only}     (read-only)
-Try next, in another terminal:
-  {rimrock} snapshot list
-  {rimrock} snapshot diff {} {snapshot}
-  {rimrock} volume export {clone}
-  {rimrock} volume create data 10GiB
-  {rimrock} --help
-",
-            snapshot_name(good.saturating_sub(1).max(1)),
-        ));
+    fn say(&self, text: &str) -> Result<(), Failure> {
+        if self.format == Format::Table { print(text) } else { Ok(()) }
     }
 
     /// A call and how long it took as the client sees it.
@@ -336,37 +297,11 @@ Try next, in another terminal:
 }
 
 fn about_file(failure: Failure, file: &Path) -> Failure {
-    match &failure.hint {
-        Some(_) => failure,
-        None => failure.hint(format!("the pool's file is {}; --dir chooses another place", file.display())),
-    }
-}
-
-fn snapshot_name(number: u64) -> String {
-    format!("{VOLUME}@step-{}", number * STEPS)
-}
-
-/// The step in a snapshot's name, for sorting.
-fn step_of(name: &str) -> u64 {
-    let digits = name.rsplit_once("@step-").map_or("", |(_, step)| step.trim_end_matches("-bad"));
-    digits.parse().unwrap_or(0)
-}
-
-fn names(list: &Value) -> Vec<String> {
-    let objects = list.as_array().map_or(&[][..], Vec::as_slice);
-    objects.iter().map(|object| text(object, "name")).collect()
+    failure.or_hint(format!("the pool's file is {}; --dir chooses another place", file.display()))
 }
 
 fn text(object: &Value, member: &str) -> String {
     object[member].as_str().unwrap_or_default().to_owned()
-}
-
-fn bytes(count: u64) -> String {
-    if count == 0 { "nothing".to_owned() } else { format_size(count) }
-}
-
-fn milliseconds(time: Duration) -> String {
-    format!("{:.2} ms", time.as_secs_f64() * 1e3)
 }
 
 fn write(link: &Link, layout: &Layout, content: Content, first: bool, what: &str) -> Result<Moved, Failure> {
@@ -399,31 +334,4 @@ fn bar(len: u64, what: &str) -> ProgressBar {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
     }
-}
-
-fn table(lines: &[Line]) -> Table {
-    let mut table = Table::new();
-    table.load_style(UTF8_FULL_CONDENSED);
-    table.set_header(["checkpoint", "written", "seconds", "MiB/s", "snapshot", "compared", "MiB/s"]);
-    let rate = |moved: Moved| {
-        format!("{:.0}", moved.bytes as f64 / f64::from(1 << 20) / moved.time.as_secs_f64().max(1e-9))
-    };
-    for line in lines {
-        let dash = || "-".to_owned();
-        table.add_row([
-            line.what.clone(),
-            line.written.map_or_else(dash, |moved| format_size(moved.bytes)),
-            line.written.map_or_else(dash, |moved| format!("{:.2}", moved.time.as_secs_f64())),
-            line.written.map_or_else(dash, rate),
-            line.snapshot.map_or_else(dash, milliseconds),
-            format_size(line.verified.bytes),
-            rate(line.verified),
-        ]);
-    }
-    for at in 1..=6 {
-        if let Some(column) = table.column_mut(at) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table
 }
