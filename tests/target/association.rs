@@ -282,14 +282,14 @@ fn admin_commands_are_answered_although_all_memory_for_data_is_taken() {
     memory::configure(&ArenaConfig { budget: 48 << 20, threads: 3, ..ArenaConfig::default() });
     let rig = Rig::start();
     let mut admin = rig.admin();
-    let mut queues = Vec::new();
-    for qid in 1..=8 {
-        let mut io = rig.wire();
+    let mut queues: Vec<Wire> = (1..=8).map(|_| rig.wire()).collect();
+    for (qid, io) in (1..).zip(&mut queues) {
         io.connect_io(&admin, HOSTNQN, qid, 128).expect_ok();
+    }
+    for io in &mut queues {
         for i in 0..128 {
             io.submit(Sqe::rw(1, 1, i * 64, 63).sgl(TRANSPORT, 256 << 10), &[]);
         }
-        queues.push(io);
     }
     let start = Instant::now();
     for _ in 0..200 {
