@@ -2,6 +2,7 @@
 //!
 //! After every wrong thing the rig's health check must pass: a second host connects, writes and reads back.
 
+mod association;
 mod client;
 mod connect;
 mod discovery;
