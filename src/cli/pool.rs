@@ -44,6 +44,9 @@ Devices named without a URI were opened before, with `rimrock device create`.")]
     Export {
         /// The pool
         name: String,
+        /// Disconnect the hosts that use it; refused without while there are any
+        #[arg(long)]
+        force: bool,
     },
     /// List pools
     #[command(after_help = "Example:\n  rimrock pool list -o json")]
@@ -112,8 +115,9 @@ impl Pool {
                 let arguments = Arguments::new().with("devices", devices);
                 print_object(format, &call(common, "pool_import", arguments)?, SHOW)
             }
-            Pool::Export { name } => {
-                let answer = call(common, "pool_export", Arguments::new().with("name", name.as_str()))?;
+            Pool::Export { name, force } => {
+                let arguments = Arguments::new().with("name", name.as_str()).with("force", force);
+                let answer = call(common, "pool_export", arguments)?;
                 print_done(
                     format,
                     &answer,
