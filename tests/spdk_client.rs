@@ -188,7 +188,7 @@ fn the_console_client_makes_uses_and_removes_everything() {
     let (nqn, port) = ("nqn.2016-06.io.spdk:cnode1", free_port().to_string());
     spdk.ok(&["nvmf_create_transport", "-t", "TCP", "-i", "131072"]);
     spdk.refused(&["nvmf_create_transport", "-t", "TCP"], -32603);
-    spdk.refused(&["nvmf_create_transport", "-t", "XXX"], -32602);
+    spdk.refused(&["nvmf_create_transport", "-t", "FOO"], -32602);
     let transports = spdk.ok(&["nvmf_get_transports"]);
     assert_eq!((&transports[0]["trtype"], &transports[0]["max_io_size"]), (&json!("TCP"), &json!(131_072)));
     spdk.ok(&[

@@ -116,14 +116,14 @@ impl Transfers {
                 self.entries.push(Entry { generation: 0, state: State::Free });
                 (self.entries.len() - 1) as u16
             }
-            None => {
-                let oldest = self
-                    .abandoned
-                    .pop_front()
-                    .expect("a full table that is not all waiting has an abandoned entry");
-                self.entries[usize::from(oldest)].state = State::Free;
-                oldest
-            }
+            // A full table that is not all waiting has an abandoned entry.
+            None => match self.abandoned.pop_front() {
+                Some(oldest) => {
+                    self.entries[usize::from(oldest)].state = State::Free;
+                    oldest
+                }
+                None => return Err(buf),
+            },
         };
         let entry = &mut self.entries[usize::from(index)];
         entry.generation = entry.generation % GENERATION_MAX + 1;
