@@ -151,7 +151,7 @@ impl Shard {
         from: u64,
         ranges_max: usize,
     ) -> Result<Part, IoError> {
-        let others: &[NodeId] = b.as_ref().map_or(&[], std::slice::from_ref);
+        let others: &[NodeId] = b.as_slice();
         let what = Comparison { a, others, floor: 0, both: true };
         let mut ranges: Vec<(u64, u64)> = Vec::new();
         let (mut cursor, mut steps) = (from, 0);
@@ -233,7 +233,7 @@ impl Shard {
             }
             state.nodes.floor(node, LEAVES_MAX)
         };
-        let others: &[NodeId] = heir.as_ref().map_or(&[], std::slice::from_ref);
+        let others: &[NodeId] = heir.as_slice();
         let what = Comparison { a: node, others, floor, both: false };
         let mut cursor = self.state.borrow().nodes.reaping().map_or(0, |(_, cursor)| cursor);
         let mut steps = 0;
