@@ -12,6 +12,7 @@ mod changes;
 mod daemon;
 mod devices;
 pub mod error;
+mod events;
 mod exports;
 pub mod framing;
 pub mod jsonrpc;

@@ -39,6 +39,18 @@ pub struct PoolRecord {
     pub next_volume: u32,
 }
 
+/// Somebody's wish that a volume or snapshot stays.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pin {
+    /// Who wishes it.
+    pub by: String,
+    /// Why, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Seconds since 1970.
+    pub created: u64,
+}
+
 /// A volume.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct VolumeRecord {
@@ -59,6 +71,9 @@ pub struct VolumeRecord {
     /// The snapshot it began as, by UUID, for a clone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Uuid>,
+    /// Who wants it to stay.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pins: Vec<Pin>,
 }
 
 /// A node: a head (no name, not sealed) or a snapshot.
@@ -89,6 +104,9 @@ pub struct NodeRecord {
     /// A ghost that holds nothing but what is shared; no longer so when one of those goes that grew from it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub thinned: bool,
+    /// Who wants it to stay.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pins: Vec<Pin>,
 }
 
 fn is_false(value: &bool) -> bool {
