@@ -52,7 +52,7 @@ Examples:
         after_help = "Any number of people or programs can pin the same; it stays until each has unpinned it.
 
 Example:
-  rimrock snapshot pin model@step-1000 --by serving --reason 'version 3 is in production'"
+  rimrock snapshot pin model@step-1000 --by serving --reason 'in production'"
     )]
     Pin {
         /// NAME, POOL/NAME or UUID

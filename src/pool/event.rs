@@ -13,6 +13,8 @@ use crate::device::IoError;
 
 /// How often a pool is looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// How many looks at use and damage there are for each at what ghosts hold.
+const LOOKS_PER_GHOST_CARE: u64 = 10;
 /// Percent of the room for data in use that are worth a word.
 pub const THRESHOLDS: [u8; 3] = [75, 85, 95];
 /// Percent that use must fall below a threshold before that is said, so that a pool on the edge does not say it again and
@@ -71,6 +73,8 @@ pub(super) struct Seen {
     above: [bool; THRESHOLDS.len()],
     /// Texts of damage told, the pool's and each shard's.
     damage: Vec<usize>,
+    /// How often was looked.
+    looks: u64,
 }
 
 impl Seen {
@@ -101,9 +105,6 @@ impl Home {
 
     /// Looks at the pool from time to time while it is open.
     pub(super) fn keep_watch(&self) {
-        if self.events.is_none() {
-            return;
-        }
         let key = self.owners.key;
         crate::reactor::spawn(async move {
             let mut seen = Seen::default();
@@ -118,6 +119,19 @@ impl Home {
     }
 
     async fn watch(&self, seen: &mut Seen) -> Result<(), IoError> {
+        seen.looks += 1;
+        if seen.looks.is_multiple_of(LOOKS_PER_GHOST_CARE)
+            && let Err(error) = self.look_after_ghosts().await
+        {
+            tracing::warn!("what deleted snapshots hold for nobody is looked for later: {error}");
+        }
+        match self.events {
+            Some(_) => self.look(seen).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn look(&self, seen: &mut Seen) -> Result<(), IoError> {
         seen.damage.resize(self.owners.reactors.len() + 1, 0);
         let told = seen.damage.clone();
         let shards = self.owners.each(move |shard| async move {

@@ -145,6 +145,7 @@ pub struct Records {
     children: HashMap<NodeId, BTreeSet<NodeId>>,
     chores: HashMap<NodeId, (Chore, i64)>,
     by_chore: BTreeSet<(Chore, i64, NodeId)>,
+    ghosts: BTreeSet<NodeId>,
 }
 
 /// What is to be done about a deleted node, what gives back most at the least cost first.
@@ -180,6 +181,11 @@ impl Changes {
     /// Sets or removes an entry of upper rooms.
     pub fn config(&mut self, key: &str, value: Option<Value>) {
         self.config.insert(key.to_owned(), value);
+    }
+
+    /// Whether nothing changes.
+    pub fn is_empty(&self) -> bool {
+        self.volumes.is_empty() && self.nodes.is_empty() && self.config.is_empty()
     }
 
     /// The changes as the catalog takes them, with the pool's numbers as they are now.
@@ -231,6 +237,7 @@ impl Records {
             children: HashMap::new(),
             chores: HashMap::new(),
             by_chore: BTreeSet::new(),
+            ghosts: BTreeSet::new(),
         }
     }
 
@@ -344,7 +351,11 @@ impl Records {
         if let Some((chore, order)) = self.chores.remove(&id) {
             self.by_chore.remove(&(chore, order, id));
         }
+        self.ghosts.remove(&id);
         let Some(node) = self.nodes.get(&id).filter(|node| node.deleting) else { return };
+        if node.ghost {
+            self.ghosts.insert(id);
+        }
         // What is handed down goes from parent to child; everything else begins with the youngest.
         let (chore, order) = match self.children(id).len() {
             0 => (Chore::Drop, -i64::from(id.0)),
@@ -359,6 +370,11 @@ impl Records {
     /// What is to be done about deleted nodes, in order.
     pub fn chores(&self) -> impl ExactSizeIterator<Item = (Chore, NodeId)> + '_ {
         self.by_chore.iter().map(|(chore, _, id)| (*chore, *id))
+    }
+
+    /// Whether deleted nodes hold what several others share.
+    pub fn has_ghosts(&self) -> bool {
+        !self.ghosts.is_empty()
     }
 
     fn is_head(&self, node: NodeId) -> bool {

@@ -205,3 +205,93 @@ fn what_several_clones_share_stays_and_only_that() {
         assert_eq!(pool.records_left(), 0);
     });
 }
+
+#[test]
+fn what_a_ghost_holds_for_nobody_comes_back_by_and_by() {
+    run(async {
+        let (_manager, pool) = pool_on(&[ram(192)]).await;
+        pool.volume_create(spec("v", 32)).await.unwrap();
+        write(&pool, "v", 0, &pattern(1, 0, 32 << 20)).await;
+        pool.snapshot_create("v", "s").await.unwrap();
+        pool.clone_create("s", "a").await.unwrap();
+        pool.delete("s").await.unwrap();
+        deleted(&pool).await;
+        let home = crate::pool::lifecycle::home(pool.key()).unwrap();
+        // Half of it is overwritten in both; then of the other half one lets go, so it stays.
+        for volume in ["v", "a"] {
+            write(&pool, volume, 0, &pattern(2, 0, 16 << 20)).await;
+        }
+        trim(&pool, "v", 16 * MIB, 16 * MIB).await;
+        assert_eq!(pool.info().await.unwrap().allocated, 64 * MIB);
+        home.look_after_ghosts().await.unwrap();
+        deleted(&pool).await;
+        assert_eq!(pool.info().await.unwrap().allocated, 48 * MIB);
+        assert_sound(&pool).await;
+        // Little is not worth the while.
+        write(&pool, "a", 16 * MIB, &pattern(3, 0, 1 << 20)).await;
+        home.look_after_ghosts().await.unwrap();
+        deleted(&pool).await;
+        assert_eq!(pool.info().await.unwrap().allocated, 49 * MIB);
+        assert_eq!(pool.node("a").await.unwrap().unique, Some(32 * MIB));
+        pool.delete("v").await.unwrap();
+        deleted(&pool).await;
+        assert_eq!(pool.info().await.unwrap().allocated, 32 * MIB);
+        assert_sound(&pool).await;
+    });
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn measure_reaping() {
+    run(async {
+        let (_manager, pool) = pool_on(&[ram(6 << 10)]).await;
+        pool.volume_create(spec("n", 64)).await.unwrap();
+        write(&pool, "n", 0, &pattern(9, 0, 64 << 20)).await;
+        pool.volume_create(spec("v", 2048)).await.unwrap();
+        let data = pattern(1, 0, 1 << 20);
+        for mib in 0..2048 {
+            write(&pool, "v", mib * MIB, &data).await;
+        }
+        pool.snapshot_create("v", "s").await.unwrap();
+        pool.clone_create("s", "a").await.unwrap();
+        pool.clone_create("s", "b").await.unwrap();
+        for volume in ["v", "a", "b"] {
+            for mib in 0..2048 {
+                trim(&pool, volume, mib * MIB, MIB - 4096).await;
+            }
+        }
+        let n = pool.open("n").await.unwrap();
+        for name in ["", "s", "v"] {
+            let before = pool.info().await.unwrap().allocated;
+            if !name.is_empty() {
+                pool.delete(name).await.unwrap();
+            }
+            let start = std::time::Instant::now();
+            let mut latencies = Vec::new();
+            while name.is_empty() && latencies.len() < 20_000
+                || !name.is_empty() && pool.info().await.unwrap().deleting > 0
+            {
+                for i in 0..16 {
+                    let at = std::time::Instant::now();
+                    let (result, _) =
+                        n.read((latencies.len() as u64 * 7 + i) % 16384 * 4096, DmaBuf::uninit(4096)).await;
+                    result.unwrap();
+                    crate::reactor::yield_now().await;
+                    latencies.push(at.elapsed());
+                }
+            }
+            let took = start.elapsed();
+            latencies.sort();
+            let freed = before - pool.info().await.unwrap().allocated;
+            println!(
+                "delete {name:?}: {} MiB in {took:?}; {} reads, p50 {:?} p99 {:?} p99.9 {:?} max {:?}",
+                freed >> 20,
+                latencies.len(),
+                latencies[latencies.len() / 2],
+                latencies[latencies.len() * 99 / 100],
+                latencies[latencies.len() * 999 / 1000],
+                latencies[latencies.len() - 1]
+            );
+        }
+    });
+}
