@@ -3,6 +3,7 @@
 //! After every wrong thing the rig's health check must pass: a second host connects, writes and reads back.
 
 mod association;
+mod cache;
 mod client;
 mod connect;
 mod discovery;
