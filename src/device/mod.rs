@@ -14,6 +14,7 @@
 
 mod error;
 mod ram;
+mod sim;
 #[cfg(test)]
 mod tests;
 mod uri;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 pub use error::{DeviceError, IoError};
+pub use sim::{SimDisks, SimFaults, SimSpec};
 pub use uri::DeviceUri;
 
 use crate::memory::{DmaBuf, DmaSlice};
@@ -32,6 +34,8 @@ use crate::memory::{DmaBuf, DmaSlice};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
     Ram,
+    /// See [`SimDisks`].
+    Sim,
     Uring,
 }
 
@@ -76,6 +80,7 @@ struct Inner {
 
 enum Backing {
     Ram(ram::Ram),
+    Sim(sim::Sim),
     Uring(uring::Uring),
 }
 
@@ -107,7 +112,7 @@ impl Device {
     pub fn image(&self) -> Option<Vec<u8>> {
         match &self.inner.backing {
             Backing::Ram(ram) => Some(ram.image()),
-            Backing::Uring(_) => None,
+            Backing::Sim(_) | Backing::Uring(_) => None,
         }
     }
 
@@ -139,6 +144,7 @@ impl Device {
                 ram.read(offset, &mut buf);
                 (Ok(()), buf)
             }
+            Backing::Sim(sim) => sim.read(offset, buf).await,
             Backing::Uring(uring) => uring.read(offset, buf).await,
         }
     }
@@ -151,6 +157,7 @@ impl Device {
                 ram.write(offset, &data);
                 Ok(())
             }
+            Backing::Sim(sim) => sim.write(offset, data).await,
             Backing::Uring(uring) => uring.write(offset, data).await,
         }
     }
@@ -167,6 +174,15 @@ impl Device {
                 }
                 Ok(())
             }
+            Backing::Sim(sim) => {
+                let mut at = offset;
+                for part in data {
+                    let len = part.len() as u64;
+                    sim.write(at, part).await?;
+                    at += len;
+                }
+                Ok(())
+            }
             Backing::Uring(uring) => uring.write_vectored(offset, data).await,
         }
     }
@@ -175,6 +191,7 @@ impl Device {
     pub async fn flush(&self) -> Result<(), IoError> {
         match &self.inner.backing {
             Backing::Ram(_) => Ok(()),
+            Backing::Sim(sim) => sim.flush().await,
             Backing::Uring(uring) => uring.flush().await,
         }
     }
@@ -188,6 +205,7 @@ impl Device {
                 ram.zero(offset, len);
                 Ok(())
             }
+            Backing::Sim(sim) => sim.zero(offset, len).await,
             Backing::Uring(uring) => uring.discard(offset, len).await,
         }
     }
@@ -200,6 +218,7 @@ impl Device {
                 ram.zero(offset, len);
                 Ok(())
             }
+            Backing::Sim(sim) => sim.zero(offset, len).await,
             Backing::Uring(uring) => uring.write_zeroes(offset, len).await,
         }
     }

@@ -21,7 +21,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, Weak};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use uuid::Uuid;
 
@@ -38,6 +37,7 @@ use super::tree::VolumeId;
 use super::volume::{Shared, Volume};
 use crate::device::IoError;
 use crate::reactor::sync::Semaphore;
+use crate::reactor::{new_uuid, unix_now};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Longest name in bytes.
@@ -208,7 +208,7 @@ impl Home {
                 spec.block_size
             )));
         }
-        let uuid = spec.uuid.unwrap_or_else(Uuid::new_v4);
+        let uuid = spec.uuid.unwrap_or_else(new_uuid);
         if self.records.borrow().with_uuid(uuid).is_some() {
             return Err(PoolError::exists(format!("there is a volume or snapshot with UUID {uuid} already")));
         }
@@ -238,7 +238,7 @@ impl Home {
             let node = records.node(parent).ok_or(IoError::Gone)?;
             let origin = records.volume(VolumeId(node.volume));
             VolumeRecord {
-                uuid: Uuid::new_v4(),
+                uuid: new_uuid(),
                 name: name.to_owned(),
                 head: 0,
                 size: node.size,
@@ -344,7 +344,7 @@ impl Home {
                     deleting: name.is_none(),
                     name,
                     created: unix_now(),
-                    uuid: Uuid::new_v4(),
+                    uuid: new_uuid(),
                     ..records.node(old).ok_or(IoError::Internal("a volume has no head"))?.clone()
                 };
                 volume.size = match parent {
@@ -619,7 +619,7 @@ impl NodeRecord {
     /// A head for a volume.
     fn head(parent: Option<NodeId>, volume: &VolumeRecord, id: VolumeId) -> NodeRecord {
         NodeRecord {
-            uuid: Uuid::new_v4(),
+            uuid: new_uuid(),
             name: None,
             parent: parent.map(|parent| parent.0),
             sealed: None,
@@ -637,10 +637,6 @@ fn handle_key(source: Source) -> u64 {
         Source::Volume(volume) => u64::from(volume.0) << 1,
         Source::Node(node) => u64::from(node.0) << 1 | 1,
     }
-}
-
-pub(super) fn unix_now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 pub(super) fn check_name(what: &str, name: &str) -> Result<(), PoolError> {

@@ -134,7 +134,7 @@ impl Shard {
 
     /// Opens the stage. Without one the shard works, but a kill of this process loses what was not flushed.
     pub(super) fn open_stage(&self) {
-        if self.devices.iter().any(|device| device.info().kind == DeviceKind::Ram) {
+        if self.devices.iter().any(|device| device.info().kind != DeviceKind::Uring) {
             return;
         }
         match Stage::open(self.pool, self.index) {

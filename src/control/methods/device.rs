@@ -120,6 +120,7 @@ fn view(daemon: &Daemon, device: &OpenDevice) -> Value {
     let info = device.device.info();
     let kind = match info.kind {
         DeviceKind::Ram => "ram",
+        DeviceKind::Sim => "sim",
         DeviceKind::Uring => "uring",
     };
     json!({
