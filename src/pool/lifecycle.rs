@@ -365,7 +365,7 @@ pub(super) async fn open(
         .await?;
     let home = Rc::new(home);
     HOMES.with_borrow_mut(|homes| homes.insert(key, Rc::clone(&home)));
-    home.wake_reaper();
+    home.resume();
     Ok(name)
 }
 

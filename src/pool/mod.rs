@@ -37,6 +37,7 @@ mod records;
 mod recover;
 mod regions;
 mod root;
+pub mod sabotage;
 mod shard;
 mod space;
 mod stage;

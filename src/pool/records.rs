@@ -56,6 +56,9 @@ pub struct VolumeRecord {
     pub write_cache: bool,
     /// Seconds since 1970.
     pub created: u64,
+    /// Everything from this byte on is still to be given back: the volume was shrunk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clear_from: Option<u64>,
     /// The snapshot it began as, by UUID, for a clone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Uuid>,

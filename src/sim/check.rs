@@ -3,8 +3,9 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
-use super::layout::Version;
+use super::layout::{BLOCK, Version};
 use super::operator::{deleted, renamed, rolled_back};
 use super::world::{Doubt, World, read_run};
 use crate::pool::{NodeInfo, NodeKind, Pool};
@@ -77,12 +78,25 @@ pub(super) async fn look_at_snapshots(world: &World, pool: &Pool, names: &[Strin
     }
 }
 
-/// What the pool's own proof found; damage that was done on purpose does not count.
-pub(super) fn judge_soundness(world: &World, wrong: &[String]) {
-    let rotten = !world.model.borrow().damaged.is_empty() || world.rotten.get();
-    if let Some(first) = wrong.iter().find(|text| !(rotten && text.contains("is damaged"))) {
-        world.complain(format!("the pool does not prove sound: {first}"));
+/// Lets the pool prove itself. Damage that was done on purpose does not count.
+pub(super) async fn prove(world: &World, pool: &Pool) {
+    let rotten = world.rotten.get();
+    let mut wrong = None;
+    for _ in 0..50 {
+        match pool.verify().await {
+            Ok(found) => wrong = found.into_iter().find(|text| !(rotten && text.contains("is damaged"))),
+            Err(error) => {
+                world.refused_by_pool("proving the pool", &error);
+                return;
+            }
+        }
+        if wrong.is_none() {
+            return;
+        }
+        // The proof looks at a pool that goes on with what it does by itself.
+        crate::reactor::sleep(Duration::from_millis(40)).await;
     }
+    wrong.into_iter().for_each(|text| world.complain(format!("the pool does not prove sound: {text}")));
 }
 
 /// Decides what became of the operation that nobody saw answered.
@@ -137,7 +151,7 @@ pub(super) async fn check_all(world: &World, pool: &Pool, crashed: bool) {
             return;
         }
     };
-    world.model.borrow_mut().snapshots_under_way = 0;
+    world.model.borrow_mut().watchers = 0;
     resolve(world, &listed);
     let found: BTreeSet<(String, bool)> =
         listed.iter().map(|node| (node.name.clone(), node.kind == NodeKind::Volume)).collect();
@@ -185,28 +199,34 @@ pub(super) async fn check_all(world: &World, pool: &Pool, crashed: bool) {
     for name in snapshots.iter().filter(|name| !unknown.contains(name)) {
         look_at_snapshots(world, pool, std::slice::from_ref(name)).await;
     }
-    check_counts(world, &listed);
-    match pool.verify().await {
-        Ok(wrong) => judge_soundness(world, &wrong),
-        Err(error) => {
-            world.refused_by_pool("proving the pool", &error);
-        }
-    }
+    prove(world, pool).await;
+    check_counts(world, pool).await;
 }
 
-/// Each node names as many blocks as the model says.
-fn check_counts(world: &World, listed: &[NodeInfo]) {
-    let model = world.model.borrow();
-    for node in listed {
-        if let Some(blocks) = model.referenced(&node.name)
-            && node.referenced != blocks as u64 * super::layout::BLOCK as u64
-        {
-            world.complain(format!(
-                "{} refers to {blocks} blocks, but {} bytes are listed",
-                node.name, node.referenced
-            ));
+/// Each node names as many blocks as the model says, once what a crash interrupted has been ended.
+async fn check_counts(world: &World, pool: &Pool) {
+    let mut differs = None;
+    for _ in 0..100 {
+        let listed = match pool.nodes().await {
+            Ok(listed) => listed,
+            Err(error) => {
+                world.refused_by_pool("listing", &error);
+                return;
+            }
+        };
+        let model = world.model.borrow();
+        let blocks = |node: &NodeInfo| model.referenced(&node.name).map(|blocks| (blocks * BLOCK) as u64);
+        differs = listed.iter().find_map(|node| {
+            let expected = blocks(node).filter(|expected| *expected != node.referenced)?;
+            Some(format!("{} refers to {expected} bytes, but {} are listed", node.name, node.referenced))
+        });
+        drop(model);
+        if differs.is_none() {
+            return;
         }
+        crate::reactor::sleep(Duration::from_millis(20)).await;
     }
+    differs.into_iter().for_each(|text| world.complain(text));
 }
 
 /// Deletes everything: all space must come back.
@@ -225,7 +245,7 @@ pub(super) async fn check_emptied(world: &World, pool: &Pool) {
         }
     }
     for _ in 0..10_000 {
-        crate::reactor::sleep(std::time::Duration::from_millis(10)).await;
+        crate::reactor::sleep(Duration::from_millis(10)).await;
         match pool.info().await {
             Ok(info) if info.deleting == 0 => {
                 if info.allocated != 0 {

@@ -19,11 +19,24 @@ const BLOCKS_MAX: u64 = 320;
 /// One host, until the operations are used up.
 pub(super) async fn host(world: Rc<World>) {
     let mut chance = world.chance();
-    while world.take_turn() {
-        if chance.happens(1, 8) {
-            crate::reactor::sleep(Duration::from_micros(chance.below(3000))).await;
+    loop {
+        let pause = match chance.below(400) {
+            // Long enough for what the pool does by itself from time to time.
+            0 => 1_000_000 + chance.below(3_000_000),
+            1..=50 => chance.below(3000),
+            _ => 0,
+        };
+        if pause > 0 {
+            crate::reactor::sleep(Duration::from_micros(pause)).await;
         }
-        one(&world, &mut chance).await;
+        let idle = world.pool().is_none() || world.model.borrow().volumes.is_empty();
+        if idle && world.goes_on() && world.left.get() > 0 {
+            crate::reactor::sleep(Duration::from_millis(1)).await;
+        } else if world.take_turn() {
+            one(&world, &mut chance).await;
+        } else {
+            return;
+        }
     }
 }
 
@@ -124,13 +137,19 @@ async fn read(world: &Rc<World>, chance: &mut Chance, name: &str, volume: &Volum
         let wanted = (1 + chance.below(40)) as usize;
         (spot, model.layout.run(spot, wanted.min(spots - spot)))
     };
-    let asked = world.model.borrow_mut().tick();
+    let asked = {
+        let mut model = world.model.borrow_mut();
+        model.watchers += 1;
+        model.tick()
+    };
     let may_be_lost = |spot: usize, offset: u64| {
         let model = world.model.borrow();
         let versions = model.readable(name, spot, asked);
         versions.iter().any(|version| model.damaged.contains(&(*version, offset)))
     };
-    match read_run(world, volume, (spot, count), &may_be_lost).await {
+    let read = read_run(world, volume, (spot, count), &may_be_lost).await;
+    world.model.borrow_mut().watchers -= 1;
+    match read {
         Ok(found) => {
             let model = world.model.borrow();
             for (at, version) in found.into_iter().enumerate() {

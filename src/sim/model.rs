@@ -92,8 +92,8 @@ pub(super) struct Model {
     pub snapshots: BTreeMap<String, Snapshot>,
     /// Blocks whose only copy was damaged: reading them may fail.
     pub damaged: BTreeSet<(Version, u64)>,
-    /// Snapshots that are being taken: no history may be shortened.
-    pub snapshots_under_way: usize,
+    /// Reads and snapshots under way: no history may be shortened.
+    pub watchers: usize,
 }
 
 impl Model {
@@ -105,7 +105,7 @@ impl Model {
             volumes: BTreeMap::new(),
             snapshots: BTreeMap::new(),
             damaged: BTreeSet::new(),
-            snapshots_under_way: 0,
+            watchers: 0,
         }
     }
 
@@ -147,7 +147,7 @@ impl Model {
         done: bool,
         durable: bool,
     ) {
-        let (moment, settled) = (self.tick(), self.snapshots_under_way == 0);
+        let (moment, settled) = (self.tick(), self.watchers == 0);
         let Some(volume) = self.volumes.get_mut(volume) else { return };
         for at in spot..spot + count {
             volume.busy.remove(&at);
@@ -170,7 +170,7 @@ impl Model {
 
     /// A flush asked for at `asked` was answered.
     pub fn flushed(&mut self, volume: &str, asked: Moment) {
-        let settled = self.snapshots_under_way == 0;
+        let settled = self.watchers == 0;
         let Some(volume) = self.volumes.get_mut(volume) else { return };
         for history in &mut volume.spots {
             history.durable = history.durable.max(history.certain(asked));

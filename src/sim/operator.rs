@@ -63,12 +63,7 @@ async fn one(world: &Rc<World>, pool: &Arc<Pool>, chance: &mut Chance, serial: u
         }
         20 => rename(world, pool, chance).await,
         21 => resize(world, pool, chance).await,
-        22 if serial.is_multiple_of(4) => match pool.verify().await {
-            Ok(wrong) => check::judge_soundness(world, &wrong),
-            Err(error) => {
-                world.refused_by_pool("proving the pool", &error);
-            }
-        },
+        22 if serial.is_multiple_of(4) => check::prove(world, pool).await,
         _ => look_again(world, pool, chance).await,
     }
 }
@@ -122,14 +117,14 @@ async fn take(world: &World, pool: &Pool, chance: &mut Chance) {
     }
     let asked = {
         let mut model = world.model.borrow_mut();
-        model.snapshots_under_way += 1;
+        model.watchers += 1;
         model.tick()
     };
     let doubt = Doubt::Snapshots { pairs: pairs.clone(), asked };
     let taken = ask(world, doubt, pool.snapshot_group(pairs.clone())).await.is_some();
     {
         let mut model = world.model.borrow_mut();
-        model.snapshots_under_way -= 1;
+        model.watchers -= 1;
         if taken {
             pairs.iter().for_each(|(volume, name)| model.take(volume, name, asked));
         }

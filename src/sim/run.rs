@@ -159,7 +159,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         }
         // Sometimes the power fails before the pool has even been opened again.
         let soon = run.chance.happens(1, 5);
-        let at = 1 + run.chance.below(if soon { 150 } else { 40_000 });
+        let at = 1 + run.chance.below(if soon { 150 } else { 6_000 });
         let may_cut = !run.plan.close && !last && run.plan.create.is_none();
         run.disks.cut_after(may_cut.then_some(at));
         let life = run.live()?;
