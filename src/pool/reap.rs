@@ -278,6 +278,9 @@ impl Shard {
         let mut cursor = {
             let mut state = self.state.borrow_mut();
             state.finalize_nodes();
+            // Who inherits the ghost's tree must keep it as it is.
+            let below: Vec<NodeId> = state.nodes.children(heir).collect();
+            below.into_iter().for_each(|child| state.materialize(child));
             state.nodes.begin_reaping(node, false)
         };
         let mut steps = 0;

@@ -37,6 +37,8 @@ pub(super) struct Plan {
     pub empty: bool,
     /// Close the pool in order at the end.
     pub close: bool,
+    /// Say what is done to the tree.
+    pub trace: bool,
 }
 
 /// How it went.
@@ -64,12 +66,10 @@ pub(super) fn live(
     // The last stands for the control thread, on which the pool has nothing.
     let control = usize::from(plan.reactors);
     handles.truncate(control);
-    let faulty = plan.faults.reads + plan.faults.writes + plan.faults.flushes > 0;
     let manager = PoolManager::new(handles, plan.cache_bytes);
     let world =
-        Rc::new(World::new(model, manager, plan.operations, faulty, Chance::new(chance.next())));
+        Rc::new(World::new(model, manager, plan, Chance::new(chance.next())));
     *world.doubt.borrow_mut() = doubt;
-    world.rotten.set(plan.rotten);
     disks.set_faults(plan.faults);
     for at in 0..plan.hosts {
         reactors.spawn(at % control, host(Rc::clone(&world)));

@@ -76,7 +76,9 @@ async fn ask<T>(
 ) -> Option<T> {
     let what = format!("{doubt:?}");
     *world.doubt.borrow_mut() = Some(doubt);
+    world.say(|| format!("asked:  {what}"));
     let answer = answer.await;
+    world.say(|| format!("{}: {what}", if answer.is_ok() { "done" } else { "failed" }));
     match answer {
         Ok(answer) => {
             world.doubt.borrow_mut().take();

@@ -21,6 +21,8 @@ pub struct Options {
     pub seed: u64,
     /// Operations of hosts and operator together.
     pub operations: u64,
+    /// Print what is done to the tree.
+    pub trace: bool,
 }
 
 /// How a run went.
@@ -67,7 +69,8 @@ struct Run {
 }
 
 impl Run {
-    fn new(seed: u64) -> Run {
+    fn new(options: &Options) -> Run {
+        let seed = options.seed;
         let mut chance = Chance::new(seed);
         let devices = 1 + chance.below(3) as usize;
         let write_cache = chance.happens(3, 4);
@@ -86,6 +89,7 @@ impl Run {
             rotten: false,
             empty: false,
             close: false,
+            trace: options.trace,
         };
         let layout = Layout::choose(&mut chance);
         Run {
@@ -144,7 +148,7 @@ impl Run {
 
 /// One run at random. The same options make the same run.
 pub fn run(options: &Options) -> Result<Report, Failure> {
-    let mut run = Run::new(options.seed);
+    let mut run = Run::new(options);
     let kind = run.chance.below(10);
     let (faulty, rots) = (kind == 7 || kind == 8, kind == 9 && run.devices > 1);
     let mut left = options.operations;
@@ -187,7 +191,7 @@ pub fn every_step(
     mut each: impl FnMut(u64, u64),
 ) -> Result<Report, Failure> {
     let prepared = |cut: Option<u64>| {
-        let mut run = Run::new(options.seed);
+        let mut run = Run::new(options);
         // The pool is created in a life of its own: a pool that was never answered for may be gone.
         run.live()?;
         run.plan.create = None;
@@ -200,7 +204,7 @@ pub fn every_step(
     };
     let whole = prepared(None)?;
     let first = {
-        let mut run = Run::new(options.seed);
+        let mut run = Run::new(options);
         run.live()?;
         run.disks.operations()
     };

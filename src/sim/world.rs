@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::chance::Chance;
 use super::layout::{BLOCK, Version, parse};
+use super::life::Plan;
 use super::model::{Model, Moment};
 use crate::device::IoError;
 use crate::memory::DmaBuf;
@@ -44,6 +45,8 @@ pub(super) struct World {
     pub closed: Cell<bool>,
     /// Devices fail now and then.
     pub faulty: bool,
+    /// Say what is done to the tree.
+    pub trace: bool,
     /// Bits were flipped.
     pub rotten: Cell<bool>,
     /// A volume whose rollback to this snapshot was not answered, and may have been made or not.
@@ -74,19 +77,20 @@ impl Drop for Inside {
 }
 
 impl World {
-    pub fn new(model: Model, manager: PoolManager, left: u64, faulty: bool, chance: Chance) -> World {
+    pub fn new(model: Model, manager: PoolManager, plan: &Plan, chance: Chance) -> World {
         World {
             model: RefCell::new(model),
             doubt: RefCell::new(None),
             manager,
             pool: RefCell::new(None),
-            left: Cell::new(left),
+            left: Cell::new(plan.operations),
             wrong: RefCell::new(None),
             broken: Cell::new(false),
             finished: Cell::new(false),
             closed: Cell::new(false),
-            faulty,
-            rotten: Cell::new(false),
+            faulty: plan.faults.reads + plan.faults.writes + plan.faults.flushes > 0,
+            trace: plan.trace,
+            rotten: Cell::new(plan.rotten),
             either: RefCell::new(None),
             gates: RefCell::default(),
             seeds: RefCell::new(chance),
@@ -100,6 +104,13 @@ impl World {
     /// Says that something is wrong; only the first counts.
     pub fn complain(&self, text: impl Into<String>) {
         self.wrong.borrow_mut().get_or_insert_with(|| text.into());
+    }
+
+    /// Says what is done, when that is wanted.
+    pub fn say(&self, text: impl FnOnce() -> String) {
+        if self.trace {
+            println!("{}", text());
+        }
     }
 
     /// Whether this life goes on.
