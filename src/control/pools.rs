@@ -112,7 +112,8 @@ impl Daemon {
         ended
     }
 
-    /// Destroys a pool that nothing is exported from.
+    /// Destroys a pool that nothing is exported from. A caller that holds a handle to the pool meanwhile is waited for:
+    /// it is one to its devices.
     pub(crate) async fn destroy_pool(&self, name: &str) -> Result<(), RpcError> {
         let _alone = self.pool_changes.lock().await;
         let pool = self.pool_named(name)?;
@@ -124,7 +125,7 @@ impl Daemon {
                 libc::EBUSY,
                 format!("pool {name} is exported, as namespace {nsid} of {nqn}"),
             )
-            .hint("end its exports first, with volume_unexport or nvmf_delete_subsystem"));
+            .hint("end its exports first: `rimrock volume unexport NAME`, or `rimrock rpc nvmf_delete_subsystem`"));
         }
         let ended = self.pools.destroy(name).await.map_err(pool_error);
         self.after_end(name, uuid).await;
@@ -146,6 +147,9 @@ impl Daemon {
             self.devices.settle(device).await;
         }
         self.devices.set_pool(&devices, None);
+        for device in devices {
+            self.devices.close(device).await;
+        }
     }
 
     /// Sets the devices aside that a pool command names by name or by URI; those given by URI are opened.

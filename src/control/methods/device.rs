@@ -113,6 +113,7 @@ pub async fn delete(daemon: &Daemon, name: &str) -> Result<Value, RpcError> {
         device
     };
     daemon.devices.settle(&device).await;
+    daemon.devices.close(device).await;
     Ok(Value::Bool(true))
 }
 
