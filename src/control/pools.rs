@@ -42,6 +42,7 @@ impl Daemon {
         let handles = claim.held().iter().map(|device| device.device.clone()).collect();
         let pool = self.pools.create(name, handles, options).await.map_err(pool_error)?;
         claim.keep(pool.name());
+        self.agree_on_transport(&pool).await;
         pool.info().await.map_err(pool_error)
     }
 
@@ -128,6 +129,9 @@ impl Daemon {
             .hint("end its exports first: `rimrock volume unexport NAME`, or `rimrock rpc nvmf_delete_subsystem`"));
         }
         let ended = self.pools.destroy(name).await.map_err(pool_error);
+        if ended.is_ok() {
+            self.exports.forget_pool(uuid);
+        }
         self.after_end(name, uuid).await;
         ended
     }

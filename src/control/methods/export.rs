@@ -138,7 +138,9 @@ fn check_same(
             format!("{} is exported already, to other hosts", found.node.name),
         )
         .with("field", "hosts")
-        .hint("change the list with `rimrock rpc nvmf_subsystem_add_host` and `nvmf_subsystem_remove_host`"));
+        .hint(
+            "change the list with `rimrock rpc nvmf_subsystem_add_host` and `nvmf_subsystem_remove_host`",
+        ));
     }
     Ok(())
 }
