@@ -628,6 +628,8 @@ impl NodeRecord {
             volume: id.0,
             created: unix_now(),
             deleting: false,
+            ghost: false,
+            thinned: false,
         }
     }
 }

@@ -32,6 +32,8 @@ pub type Answer<T> = Pin<Box<dyn Future<Output = T>>>;
 
 /// Journal blocks for the seals of one operation; writes leave them free.
 const SEAL_BLOCKS: u64 = 8;
+/// Pages read side by side.
+const LOADS_AT_ONCE: usize = 64;
 
 /// What a shard asks of its pool when it runs out of space, or gives back.
 pub trait Regions {
@@ -236,16 +238,22 @@ impl Shard {
 
     /// Brings a page into memory.
     pub(super) async fn load(&self, missing: Missing) -> Result<(), IoError> {
+        self.load_all(vec![missing]).await
+    }
+
+    /// Brings pages into memory, several side by side, all at once so that none makes way for another.
+    pub(super) async fn load_all(&self, missing: Vec<Missing>) -> Result<(), IoError> {
         let guard = self.enter();
-        let bytes = self.read_metadata(missing.pointer).await?;
-        let page =
-            Page::parse(&bytes).ok_or(IoError::Unrecovered { offset: missing.pointer.block().offset() })?;
-        self.state.borrow_mut().pages.insert_clean(
-            missing.pointer.block(),
-            page,
-            missing.object,
-            missing.level,
-        );
+        let mut pages = Vec::with_capacity(missing.len());
+        for some in missing.chunks(LOADS_AT_ONCE) {
+            let reads = some.iter().map(|missing| self.read_metadata(missing.pointer));
+            for (missing, bytes) in some.iter().zip(super::join::all(reads).await) {
+                let page = Page::parse(&bytes?)
+                    .ok_or(IoError::Unrecovered { offset: missing.pointer.block().offset() })?;
+                pages.push((*missing, page));
+            }
+        }
+        self.state.borrow_mut().pages.insert_clean_all(pages);
         drop(guard);
         Ok(())
     }
