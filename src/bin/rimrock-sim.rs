@@ -13,7 +13,10 @@ use rimrock::sim::{Failure, Options, Report, every_step, run};
 ///
 /// Exit code 0: nothing wrong was found. 1: something was; the report names the seed, with which it happens again.
 #[derive(Parser)]
-#[command(version, after_help = "Examples:\n  rimrock-sim --seed 7 --operations 5000\n  rimrock-sim --seed 1 --seeds 200 --operations 5000\n  rimrock-sim --every-step --operations 60\n  rimrock-sim --forever")]
+#[command(
+    version,
+    after_help = "Examples:\n  rimrock-sim --seed 7 --operations 5000\n  rimrock-sim --seed 1 --seeds 200 --operations 5000\n  rimrock-sim --every-step --operations 60\n  rimrock-sim --forever"
+)]
 struct Arguments {
     /// The first seed; from the clock when absent.
     #[arg(long)]

@@ -17,6 +17,7 @@ mod ram;
 mod sim;
 #[cfg(test)]
 mod tests;
+mod traffic;
 mod uri;
 mod uring;
 
@@ -26,6 +27,7 @@ use uuid::Uuid;
 
 pub use error::{DeviceError, IoError};
 pub use sim::{SimDisks, SimFaults, SimSpec};
+pub use traffic::Traffic;
 pub use uri::DeviceUri;
 
 use crate::memory::{DmaBuf, DmaSlice};
@@ -76,6 +78,7 @@ struct Inner {
     info: DeviceInfo,
     read_only: bool,
     backing: Backing,
+    counters: traffic::Counters,
 }
 
 enum Backing {
@@ -99,13 +102,18 @@ impl Device {
             }
             _ => return Err(DeviceError::UnknownKind { uri: uri.to_owned(), kind: parsed.scheme }),
         };
-        Ok(Device { inner: Arc::new(Inner { info, read_only: options.read_only, backing }) })
+        Ok(Device::around(info, options.read_only, backing))
+    }
+
+    fn around(info: DeviceInfo, read_only: bool, backing: Backing) -> Device {
+        let counters = traffic::Counters::default();
+        Device { inner: Arc::new(Inner { info, read_only, backing, counters }) }
     }
 
     /// A ram device that begins with these contents; the length must be a multiple of `block_size`.
     pub fn ram_from_image(image: &[u8], block_size: u32) -> Result<Device, DeviceError> {
         let (info, ram) = ram::from_image(image, block_size)?;
-        Ok(Device { inner: Arc::new(Inner { info, read_only: false, backing: Backing::Ram(ram) }) })
+        Ok(Device::around(info, false, Backing::Ram(ram)))
     }
 
     /// A copy of a ram device's contents now; `None` for the other kinds.
@@ -133,12 +141,18 @@ impl Device {
         &self.inner.info
     }
 
+    /// What went to the device and came from it since it was opened.
+    pub fn traffic(&self) -> Traffic {
+        self.inner.counters.total()
+    }
+
     /// Fills `buf` from `offset`. The buffer comes back in any case; after an error its contents are
     /// unspecified.
     pub async fn read(&self, offset: u64, mut buf: DmaBuf) -> (Result<(), IoError>, DmaBuf) {
         if let Err(error) = self.check(offset, buf.len() as u64) {
             return (Err(error), buf);
         }
+        self.inner.counters.read(buf.len() as u64);
         match &self.inner.backing {
             Backing::Ram(ram) => {
                 ram.read(offset, &mut buf);
@@ -152,6 +166,7 @@ impl Device {
     /// Writes `data` at `offset`.
     pub async fn write(&self, offset: u64, data: DmaSlice) -> Result<(), IoError> {
         self.check_write(offset, data.len() as u64)?;
+        self.inner.counters.write(data.len() as u64);
         match &self.inner.backing {
             Backing::Ram(ram) => {
                 ram.write(offset, &data);
@@ -164,7 +179,9 @@ impl Device {
 
     /// Writes the concatenation of `data` at `offset`; each part's length is a multiple of the block size.
     pub async fn write_vectored(&self, offset: u64, data: Vec<DmaSlice>) -> Result<(), IoError> {
-        self.check_write(offset, data.iter().map(|part| part.len() as u64).sum())?;
+        let len = data.iter().map(|part| part.len() as u64).sum();
+        self.check_write(offset, len)?;
+        self.inner.counters.write(len);
         match &self.inner.backing {
             Backing::Ram(ram) => {
                 let mut at = offset;
@@ -189,6 +206,7 @@ impl Device {
 
     /// Makes everything acknowledged before this call durable.
     pub async fn flush(&self) -> Result<(), IoError> {
+        self.inner.counters.flush();
         match &self.inner.backing {
             Backing::Ram(_) => Ok(()),
             Backing::Sim(sim) => sim.flush().await,
@@ -200,6 +218,7 @@ impl Device {
     /// cannot do both.
     pub async fn discard(&self, offset: u64, len: u64) -> Result<(), IoError> {
         self.check_write(offset, len)?;
+        self.inner.counters.discard(len);
         match &self.inner.backing {
             Backing::Ram(ram) => {
                 ram.zero(offset, len);
@@ -213,6 +232,7 @@ impl Device {
     /// Makes the range read as zeros.
     pub async fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), IoError> {
         self.check_write(offset, len)?;
+        self.inner.counters.discard(len);
         match &self.inner.backing {
             Backing::Ram(ram) => {
                 ram.zero(offset, len);

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use self::store::{BLOCK, Store};
-use super::{Backing, Device, DeviceInfo, DeviceKind, Inner, IoError};
+use super::{Backing, Device, DeviceInfo, DeviceKind, IoError};
 use crate::memory::{DmaBuf, DmaSlice};
 
 /// What a power cut cannot tear.
@@ -145,7 +145,7 @@ impl SimDisks {
                 uuid: crate::reactor::new_uuid(),
             };
             let backing = Backing::Sim(Sim { shared: Arc::clone(&self.shared), index });
-            Device { inner: Arc::new(Inner { info, read_only: false, backing }) }
+            Device::around(info, false, backing)
         };
         specs.into_iter().enumerate().map(device).collect()
     }

@@ -498,10 +498,16 @@ impl Home {
             let _lock = home.operations.acquire(1).await;
             let shrunk = |home: &Home| {
                 let records = home.records.borrow();
-                records.volumes().filter(|(_, v)| v.clear_from.is_some()).map(|(id, _)| id).collect::<Vec<_>>()
+                records
+                    .volumes()
+                    .filter(|(_, v)| v.clear_from.is_some())
+                    .map(|(id, _)| id)
+                    .collect::<Vec<_>>()
             };
             for id in shrunk(&home) {
-                if !home.closed.get() && let Err(error) = home.clear(id).await {
+                if !home.closed.get()
+                    && let Err(error) = home.clear(id).await
+                {
                     tracing::warn!("a volume that was shrunk keeps space for now: {error}");
                 }
             }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use super::sabotage::{Sabotage, is};
 use super::shard::Shard;
 use crate::device::{Device, IoError};
-use crate::reactor::{ReactorHandle, seat};
 use crate::reactor::sync::Event;
+use crate::reactor::{ReactorHandle, seat};
 
 thread_local! {
     /// By seat, then by the pool's key.

@@ -112,8 +112,7 @@ impl PoolManager {
         let geometry = choose_geometry(&devices, shards, options.region_bytes)?;
         self.check_unused(&devices)?;
         let (reactor, owners) = self.owners(devices, shards);
-        let pool =
-            Pool { name: name.to_owned(), uuid: new_uuid(), key: owners.key, home: reactor, owners };
+        let pool = Pool { name: name.to_owned(), uuid: new_uuid(), key: owners.key, home: reactor, owners };
         let (page_limit, force) = (self.page_limit(shards), options.force);
         let (name, uuid, owners, reactor) =
             (name.to_owned(), pool.uuid, Arc::clone(&pool.owners), pool.home.clone());

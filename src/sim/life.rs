@@ -67,8 +67,7 @@ pub(super) fn live(
     let control = usize::from(plan.reactors);
     handles.truncate(control);
     let manager = PoolManager::new(handles, plan.cache_bytes);
-    let world =
-        Rc::new(World::new(model, manager, plan, Chance::new(chance.next())));
+    let world = Rc::new(World::new(model, manager, plan, Chance::new(chance.next())));
     *world.doubt.borrow_mut() = doubt;
     disks.set_faults(plan.faults);
     for at in 0..plan.hosts {

@@ -151,8 +151,7 @@ async fn rollback(world: &World, pool: &Pool, chance: &mut Chance) {
     let keep = chance.happens(2, 3).then(|| fresh(world, 'k'));
     world.shut(&name).await;
     let asked = world.model.borrow_mut().tick();
-    let doubt =
-        Doubt::Rollback { volume: name.clone(), snapshot: target.clone(), keep: keep.clone(), asked };
+    let doubt = Doubt::Rollback { volume: name.clone(), snapshot: target.clone(), keep: keep.clone(), asked };
     if ask(world, doubt, pool.rollback(&name, &target, keep.clone())).await.is_some() {
         rolled_back(world, &name, &target, keep.as_deref(), asked);
         if let Some(keep) = keep {

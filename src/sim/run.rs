@@ -186,10 +186,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
 
 /// A short run again and again, with the power cut at its first operation of a device, at its second, and so on; each
 /// followed by a look at everything. `each` is told how far it is.
-pub fn every_step(
-    options: &Options,
-    mut each: impl FnMut(u64, u64),
-) -> Result<Report, Failure> {
+pub fn every_step(options: &Options, mut each: impl FnMut(u64, u64)) -> Result<Report, Failure> {
     let prepared = |cut: Option<u64>| {
         let mut run = Run::new(options);
         // The pool is created in a life of its own: a pool that was never answered for may be gone.

@@ -11,7 +11,8 @@ fn the_same_seed_makes_the_same_run() {
 #[test]
 fn a_few_runs_find_nothing_wrong() {
     for seed in 1..6 {
-        let report = run(&Options { seed, operations: 1500, trace: false }).unwrap_or_else(|failure| panic!("{failure}"));
+        let report = run(&Options { seed, operations: 1500, trace: false })
+            .unwrap_or_else(|failure| panic!("{failure}"));
         println!("{report:?}");
     }
 }

@@ -18,14 +18,37 @@ use crate::pool::{Pool, PoolError, PoolErrorKind, PoolManager, Volume};
 /// An operation on the tree that was asked for and not answered.
 #[derive(Debug, Clone)]
 pub(super) enum Doubt {
-    Create { name: String, size: u64, write_cache: bool },
+    Create {
+        name: String,
+        size: u64,
+        write_cache: bool,
+    },
     /// Pairs of (volume, snapshot).
-    Snapshots { pairs: Vec<(String, String)>, asked: Moment },
-    Clone { snapshot: String, name: String },
-    Rollback { volume: String, snapshot: String, keep: Option<String>, asked: Moment },
-    Delete { name: String },
-    Rename { name: String, new: String },
-    Resize { name: String, size: u64 },
+    Snapshots {
+        pairs: Vec<(String, String)>,
+        asked: Moment,
+    },
+    Clone {
+        snapshot: String,
+        name: String,
+    },
+    Rollback {
+        volume: String,
+        snapshot: String,
+        keep: Option<String>,
+        asked: Moment,
+    },
+    Delete {
+        name: String,
+    },
+    Rename {
+        name: String,
+        new: String,
+    },
+    Resize {
+        name: String,
+        size: u64,
+    },
 }
 
 pub(super) struct World {
