@@ -43,6 +43,9 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if arguments.trace {
+        tracing_subscriber::fmt().without_time().init();
+    }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
     let first = arguments.seed.unwrap_or(now % 1_000_000_000);
     let count = if arguments.forever { u64::MAX } else { arguments.seeds };

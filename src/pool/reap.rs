@@ -14,9 +14,9 @@
 //! where it was.
 #![forbid(unsafe_code)]
 
-use super::cache::{FrameId, Missing, Object};
+use super::cache::{FrameId, Object};
 use super::node::{NodeId, Root};
-use super::pointer::{Epoch, FANOUT, LEAVES_MAX, LEVELS, Pointer};
+use super::pointer::{Epoch, LEAVES_MAX, LEVELS, Pointer};
 use super::shard::Shard;
 use super::space::{SpaceError, Use};
 use super::tree::{Reserve, State, slot_of};

@@ -133,10 +133,8 @@ fn resolve(world: &World, listed: &[NodeInfo]) {
         }
         Doubt::Delete { name } if !there(&name) => deleted(world, &name),
         Doubt::Rename { name, new } if there(&new) => renamed(world, &name, &new),
-        Doubt::Resize { name, size } => {
-            if listed.iter().any(|node| node.name == name && node.size == size) {
-                world.model.borrow_mut().resize(&name, size);
-            }
+        Doubt::Resize { name, size } if listed.iter().any(|node| node.name == name && node.size == size) => {
+            world.model.borrow_mut().resize(&name, size);
         }
         _ => {}
     }
@@ -214,13 +212,13 @@ async fn check_counts(world: &World, pool: &Pool) {
                 return;
             }
         };
-        let model = world.model.borrow();
-        let blocks = |node: &NodeInfo| model.referenced(&node.name).map(|blocks| (blocks * BLOCK) as u64);
         differs = listed.iter().find_map(|node| {
-            let expected = blocks(node).filter(|expected| *expected != node.referenced)?;
-            Some(format!("{} refers to {expected} bytes, but {} are listed", node.name, node.referenced))
+            let blocks = world.model.borrow().referenced(&node.name)?;
+            let expected = (blocks * BLOCK) as u64;
+            (expected != node.referenced).then(|| {
+                format!("{} refers to {expected} bytes, but {} are listed", node.name, node.referenced)
+            })
         });
-        drop(model);
         if differs.is_none() {
             return;
         }

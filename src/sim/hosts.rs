@@ -75,7 +75,7 @@ fn idle_run(world: &World, chance: &mut Chance, name: &str) -> Option<(usize, us
     // Some places are written again and again.
     let spot = if chance.happens(1, 2) { chance.below(12) } else { chance.below(spots as u64) } as usize;
     let count = model.layout.run(spot, wanted.min(spots - spot));
-    (!volume.busy.range(spot..spot + count).next().is_some()).then_some((spot, count))
+    volume.busy.range(spot..spot + count).next().is_none().then_some((spot, count))
 }
 
 async fn write(world: &Rc<World>, chance: &mut Chance, name: &str, volume: &Volume) {

@@ -158,7 +158,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         run.plan.close = run.chance.happens(1, 5) || rots;
         run.plan.empty = last;
         run.plan.faults = SimFaults::default();
-        if faulty && run.chance.happens(2, 3) && run.plan.create.is_none() {
+        if faulty && !last && run.chance.happens(2, 3) && run.plan.create.is_none() {
             run.plan.faults = SimFaults { reads: 300, writes: 200, flushes: 200 };
         }
         // Sometimes the power fails before the pool has even been opened again.

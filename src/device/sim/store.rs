@@ -80,6 +80,7 @@ impl Store {
     }
 
     /// Runs of equal blocks: what the store costs.
+    #[cfg(test)]
     pub fn runs(&self) -> usize {
         self.runs.len()
     }
