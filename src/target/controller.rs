@@ -50,7 +50,7 @@ pub struct Controller {
     pub cntlid: u16,
     pub subsystem: Arc<Subsystem>,
     pub host: HostIdentity,
-    /// The listener that the admin connection came in by.
+    /// The listener that all its connections came in by.
     pub listener: SocketAddr,
     admin: QueueSeat,
     /// I/O queues granted; queue ids run from 1 to this.
