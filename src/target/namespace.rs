@@ -81,6 +81,14 @@ impl Backend {
         }
     }
 
+    /// Deallocation does something: what is deallocated reads as zeros.
+    pub fn can_deallocate(&self) -> bool {
+        match self {
+            Backend::Device(device) => device.can_discard(),
+            Backend::Volume(_) => true,
+        }
+    }
+
     /// Bytes in use; for a thin backend less than its size.
     pub fn allocated(&self) -> u64 {
         match self {
@@ -354,6 +362,7 @@ impl NamespaceMap {
 
 #[cfg(test)]
 mod tests {
+    use super::super::identify;
     use super::*;
     use crate::device::OpenOptions;
     use crate::reactor::{ReactorConfig, Reactors, block_on};
@@ -372,6 +381,8 @@ mod tests {
             namespace.write(0, DmaSlice::copy_of(&[7; 8192]), false).await?;
             namespace.backend.deallocate(0, 4096).await?;
             namespace.write_zeroes(4096, (64 << 20) - 4096, true, false).await?;
+            let id = identify::describe(&namespace);
+            assert_eq!((id.dlfeat, id.npdg.get(), id.npda.get()), (0, 0, 0));
             let (result, buf) = namespace.backend.read(0, DmaBuf::uninit(8192)).await;
             result.map(|()| (buf[..4096].iter().all(|&b| b == 7), buf[4096..].iter().all(|&b| b == 0)))
         };

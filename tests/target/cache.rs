@@ -1,5 +1,10 @@
 //! The volatile write cache: whom it is shown to, what switching it off means, and how many flushes reach the device.
 
+use rimrock::device::{SimDisks, SimSpec};
+use rimrock::pool::{Pool, PoolManager, PoolOptions, VolumeSpec};
+use rimrock::reactor::block_on;
+use rimrock::target::{Backend, NamespaceSpec};
+
 use super::client::*;
 
 const VOLATILE_WRITE_CACHE: u8 = 0x06;
@@ -124,4 +129,93 @@ fn many_flushes_at_once_are_few_for_the_device() {
         assert!((1..=10).contains(&flushes), "{flushes} flushes of the device for 200 of its hosts");
     }
     rig.check_health();
+}
+
+// ---- power cuts ----------------------------------------------------------------------------------------------------
+
+const BLOCKS: u64 = 256;
+
+/// What a host has done about the cache before it writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Caching {
+    /// Asked, and left on.
+    On,
+    NeverAsked,
+    Off,
+    /// Switched off while the writes are under way.
+    OffMeanwhile,
+}
+
+/// A pool of simulated disks with volume `v`, made or found.
+async fn pool_on(manager: PoolManager, disks: SimDisks, is_new: bool) -> std::sync::Arc<Pool> {
+    if !is_new {
+        return manager.import(disks.open()).await.unwrap();
+    }
+    let pool = manager.create("pool", disks.open(), PoolOptions::default()).await.unwrap();
+    let spec =
+        VolumeSpec { name: "v".into(), size: 64 << 20, block_size: 4096, write_cache: true, uuid: None };
+    pool.volume_create(spec).await.unwrap();
+    pool
+}
+
+/// A rig whose namespace 2 lies on simulated disks.
+fn rig_on(disks: &SimDisks, on_volume: bool, is_new: bool) -> Rig {
+    let rig = Rig::start();
+    let backend = match on_volume {
+        false => Backend::Device(disks.open().remove(0)),
+        true => {
+            let (manager, disks) = (PoolManager::new(rig.reactors(), 16 << 20), disks.clone());
+            let opening = async move { pool_on(manager, disks, is_new).await.open("v").await.unwrap() };
+            Backend::Volume(block_on(opening))
+        }
+    };
+    assert_eq!(rig.target.add_namespace(SUBNQN, NamespaceSpec::new(backend, "sim")).unwrap(), 2);
+    rig
+}
+
+/// Writes without a flush, cuts the power after the last answer, and counts the blocks that are not what was written.
+fn lost_blocks(seed: u64, on_volume: bool, caching: Caching) -> usize {
+    let spec = SimSpec { size: 128 << 20, write_cache: true, latency: caching == Caching::OffMeanwhile };
+    let disks = SimDisks::new(seed, vec![spec]);
+    let rig = rig_on(&disks, on_volume, true);
+    let (mut admin, mut io) = rig.connect_as(HOSTNQN, 512);
+    if caching != Caching::NeverAsked {
+        admin.identify(1, 0).expect_ok();
+    }
+    if caching == Caching::Off {
+        admin.set_feature(VOLATILE_WRITE_CACHE, 0).expect_ok();
+    }
+    let write = |i: u64| {
+        let sqe = Sqe::rw(1, 2, i, 0).sgl(IN_CAPSULE, 4096).cid(i as u16);
+        io.pdu(4, 0, &sqe.0, &pattern(4096, i as u8))
+    };
+    let bytes: Vec<u8> = (0..BLOCKS).flat_map(write).collect();
+    io.send(&bytes);
+    if caching == Caching::OffMeanwhile {
+        admin.set_feature(VOLATILE_WRITE_CACHE, 0).expect_ok();
+    }
+    for _ in 0..BLOCKS {
+        assert!(io.complete(&[]).ok());
+    }
+    // Nothing that stops in an orderly way has any effect from here on.
+    disks.cut_after(Some(0));
+    drop((admin, io, rig));
+    disks.power_cycle();
+    let rig = rig_on(&disks, on_volume, false);
+    let (_admin, mut io) = rig.connect();
+    let is_lost = |i: &u64| io.read(2, *i, 4096).expect_ok() != pattern(4096, *i as u8);
+    (0..BLOCKS).filter(is_lost).count()
+}
+
+#[test]
+fn what_was_answered_without_a_cache_survives_a_power_cut() {
+    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    println!("SEED={seed}");
+    for on_volume in [false, true] {
+        assert!(lost_blocks(seed, on_volume, Caching::On) > 0, "the disks lose what is not flushed");
+        for caching in [Caching::NeverAsked, Caching::Off, Caching::OffMeanwhile] {
+            let lost = lost_blocks(seed, on_volume, caching);
+            assert_eq!(lost, 0, "blocks lost with {caching:?}, on a volume: {on_volume}");
+        }
+    }
 }

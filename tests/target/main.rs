@@ -11,5 +11,6 @@ mod framing;
 mod identify;
 mod io;
 mod limits;
+mod scanners;
 mod streams;
 mod volume;
