@@ -10,6 +10,7 @@
 
 mod changes;
 mod daemon;
+mod deleted;
 mod devices;
 pub mod error;
 mod events;
@@ -25,5 +26,6 @@ pub mod schema;
 pub mod server;
 mod signatures;
 pub mod table;
+mod transport;
 
 pub use daemon::{Daemon, StartError};

@@ -7,12 +7,13 @@
 use uuid::Uuid;
 
 use super::error::PoolError;
-use super::home::{Home, check_name, unix_now};
+use super::home::{Home, check_name};
 use super::info::NodeInfo;
 use super::node::NodeId;
 use super::records::{Changes, Entity, NodeRecord, Pin, Records, VolumeRecord};
 use super::tree::VolumeId;
 use crate::device::IoError;
+use crate::reactor::unix_now;
 
 /// Pins of one node.
 const PINS_MAX: usize = 64;

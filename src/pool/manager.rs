@@ -21,7 +21,7 @@ use super::pointer::BLOCK_BYTES;
 use super::volume::Volume;
 use crate::device::Device;
 use crate::memory::DmaBuf;
-use crate::reactor::ReactorHandle;
+use crate::reactor::{ReactorHandle, new_uuid};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -126,13 +126,8 @@ impl PoolManager {
         let geometry = choose_geometry(&devices, shards, options.region_bytes)?;
         self.check_unused(&devices)?;
         let (reactor, owners) = self.owners(devices, shards);
-        let pool = Pool {
-            name: name.to_owned(),
-            uuid: Uuid::new_v4(),
-            key: owners.key,
-            home: reactor.clone(),
-            owners,
-        };
+        let pool =
+            Pool { name: name.to_owned(), uuid: new_uuid(), key: owners.key, home: reactor.clone(), owners };
         let setting = self.setting(Arc::clone(&pool.owners), reactor, shards);
         let (name, uuid, force) = (name.to_owned(), pool.uuid, options.force);
         at_home(pool.home.clone(), move || async move { create(name, uuid, geometry, setting, force).await })
