@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::catalog::Transaction;
 use super::error::PoolError;
 use super::home::Home;
-use super::node::{Lineage, NodeId};
+use super::node::{Lineage, NodeId, Reaping};
 use super::records::{Changes, Chore, NodeRecord, Records};
 use super::space::{Ask, RegionId, RegionKind, Use};
 use crate::device::IoError;
@@ -55,7 +55,10 @@ impl Home {
     async fn next_chore(&self) -> Result<Option<(NodeId, Chore)>, PoolError> {
         // What a shard has begun, perhaps before a crash, must be ended before anything else is begun.
         let begun = self.owners.each(|shard| async move { shard.state.borrow().nodes.reaping() }).await?;
-        for reaping in begun.into_iter().flatten() {
+        let mut begun: Vec<Reaping> = begun.into_iter().flatten().collect();
+        // A thinning that a shard remembers may be one that was ended, and that no commit of the shard has come after.
+        begun.sort_by_key(|reaping| reaping.thinning);
+        for reaping in begun {
             let node = reaping.node;
             let chore = {
                 let records = self.records.borrow();
@@ -131,7 +134,7 @@ impl Home {
     /// Frees what a deleted node alone holds, and leaves the rest to the one that grew from it, if any did.
     async fn take_apart(&self, node: NodeId) -> Result<(), PoolError> {
         let heir = self.records.borrow().children(node).next();
-        for result in self.owners.each(move |shard| async move { shard.reap(node, heir).await }).await? {
+        for result in self.owners.each(move |shard| async move { shard.reap(node).await }).await? {
             result?;
         }
         let _lock = self.operations.acquire(1).await;

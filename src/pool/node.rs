@@ -170,6 +170,20 @@ impl Nodes {
             || self.reaping.is_some_and(|reaping| reaping.node == node && !reaping.thinning)
     }
 
+    /// Who gets what a node leaves: its children, or theirs where this shard has taken them apart already, though the
+    /// catalog does not know of it yet.
+    pub fn heirs(&self, node: NodeId) -> Vec<NodeId> {
+        let mut heirs = Vec::new();
+        let mut from: Vec<NodeId> = self.children(node).collect();
+        while let Some(child) = from.pop() {
+            match self.slot(child).root {
+                Root::Reaped => from.extend(self.children(child)),
+                _ => heirs.push(child),
+            }
+        }
+        heirs
+    }
+
     /// Whether a node is a ghost.
     pub fn is_ghost(&self, node: NodeId) -> bool {
         self.lineage.get(&node).is_some_and(|lineage| lineage.ghost)
@@ -367,8 +381,7 @@ impl Nodes {
     /// All that `node` alone held is free now; the others of its written blocks are its child's.
     pub fn set_reaped(&mut self, node: NodeId) {
         let kept = self.slot(node).written as i64;
-        let heirs: Vec<NodeId> = self.children(node).collect();
-        for heir in heirs {
+        for heir in self.heirs(node) {
             if let Root::Own(_) = self.slot(heir).root {
                 self.count(heir, 0, kept);
             }

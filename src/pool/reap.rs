@@ -70,10 +70,13 @@ impl State {
 }
 
 impl Shard {
-    /// Takes a deleted node apart: frees what neither its ancestors nor its one child `heir` hold; the rest is the
-    /// heir's. Durable when it returns.
-    pub async fn reap(&self, node: NodeId, heir: Option<NodeId>) -> Result<(), IoError> {
-        let root = self.state.borrow().nodes.slot(node).root;
+    /// Takes a deleted node apart that one other at most grew from: frees what neither its ancestors nor that one, its
+    /// heir, hold; the rest is the heir's. Durable when it returns.
+    pub async fn reap(&self, node: NodeId) -> Result<(), IoError> {
+        let (root, heir) = {
+            let nodes = &self.state.borrow().nodes;
+            (nodes.slot(node).root, nodes.heirs(node).first().copied())
+        };
         match root {
             // An earlier attempt may have ended before its commit.
             Root::Reaped => {}

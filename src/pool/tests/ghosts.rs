@@ -147,7 +147,8 @@ async fn through_crashes(seed: u64) {
 
 #[test]
 fn deleting_goes_on_after_a_crash_at_any_point() {
-    for seed in seeds().into_iter().rev().take(2) {
+    // In the last of these one shard has taken a node apart, and others not, when its parent is.
+    for seed in seeds().into_iter().rev().take(2).chain([1024]) {
         println!("SEED={seed}");
         run(through_crashes(seed));
     }
