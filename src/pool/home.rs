@@ -34,6 +34,7 @@ use super::local::Owners;
 use super::node::NodeId;
 use super::pointer::{BLOCK_BYTES, CHUNK_BYTES, FANOUT, LEAVES_MAX};
 use super::records::{Changes, Entity, NodeRecord, Records, VolumeRecord};
+use super::scrub::Scrub;
 use super::tree::VolumeId;
 use super::volume::{Shared, Volume};
 use crate::device::IoError;
@@ -50,14 +51,17 @@ pub(super) struct Home {
     pub(super) geometry: Geometry,
     pub(super) owners: Arc<Owners>,
     pub(super) records: RefCell<Records>,
-    catalog: RefCell<Option<Catalog>>,
-    catalog_lock: Semaphore,
+    pub(super) catalog: RefCell<Option<Catalog>>,
+    pub(super) catalog_lock: Semaphore,
     pub(super) operations: Semaphore,
     handles: RefCell<BTreeMap<u64, Weak<Shared>>>,
     pub(super) usage: RefCell<BTreeMap<VolumeId, Arc<AtomicU64>>>,
     pub(super) reaper: Cell<bool>,
     pub(super) closed: Cell<bool>,
     pub(super) damage: RefCell<Vec<String>>,
+    /// Checks are made one at a time.
+    pub(super) checks: Semaphore,
+    pub(super) scrub: Scrub,
 }
 
 impl Home {
@@ -84,6 +88,8 @@ impl Home {
             reaper: Cell::new(false),
             closed: Cell::new(false),
             damage: RefCell::default(),
+            checks: Semaphore::new(1),
+            scrub: Scrub::default(),
         }
     }
 

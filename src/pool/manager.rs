@@ -9,12 +9,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use uuid::Uuid;
 
+use super::check::CheckOptions;
+use super::damage::DamageInfo;
 use super::error::{PoolError, PoolErrorKind};
+use super::finding::CheckReport;
 use super::home::{Home, check_name};
 use super::info::{NodeInfo, PoolInfo, RollbackInfo, VolumeSpec};
 use super::lifecycle::{at_home, choose_geometry, close, create, home, open, read_label, read_labels};
 use super::local::Owners;
 use super::pointer::BLOCK_BYTES;
+use super::scrub::ScrubStatus;
 use super::volume::Volume;
 use crate::device::Device;
 use crate::memory::DmaBuf;
@@ -377,9 +381,35 @@ impl Pool {
         .await
     }
 
-    /// Proves that what is in use is what the trees name, on the open pool. Returns what is wrong.
-    pub async fn verify(&self) -> Result<Vec<String>, PoolError> {
-        self.run(|home| async move { home.verify().await }).await
+    /// What is wrong with the pool, and on demand its repair, while it is in use.
+    pub async fn check(&self, options: CheckOptions) -> Result<CheckReport, PoolError> {
+        self.run(move |home| async move { home.examine(options).await }).await
+    }
+
+    /// Everything found damaged since the import, with where it is in which volumes and snapshots.
+    pub async fn damage(&self) -> Result<Vec<DamageInfo>, PoolError> {
+        self.run(|home| async move { home.damage_list().await }).await
+    }
+
+    /// Forgets the damage found so far.
+    pub async fn damage_clear(&self) -> Result<(), PoolError> {
+        self.run(|home| async move { home.damage_clear().await }).await
+    }
+
+    /// Starts to read everything in the background, at most `rate` bytes a second; lets a stopped scrub go on, unless
+    /// it shall begin anew.
+    pub async fn scrub_start(&self, rate: Option<u64>, anew: bool) -> Result<ScrubStatus, PoolError> {
+        self.run(move |home| async move { home.scrub_start(rate, anew).await }).await
+    }
+
+    /// Stops the scrub where it is.
+    pub async fn scrub_stop(&self) -> Result<ScrubStatus, PoolError> {
+        self.run(|home| async move { home.scrub_stop().await }).await
+    }
+
+    /// How the scrub stands.
+    pub async fn scrub_status(&self) -> Result<ScrubStatus, PoolError> {
+        self.run(|home| async move { Ok(home.scrub_status()) }).await
     }
 }
 

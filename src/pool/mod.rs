@@ -5,7 +5,10 @@
 //! | `pointer` | the one pointer, the one page |
 //! | `label`, `root`, `catalog`, `journal`, `space`, `node` | the stored forms and their rules, no I/O but the catalog's |
 //! | `cache`, `tree` | a shard's pages and trees in memory |
-//! | `shard`, `io`, `commit`, `walk`, `recover`, `check` | a shard at work on its reactor |
+//! | `shard`, `io`, `commit`, `walk`, `recover`, `copy` | a shard at work on its reactor |
+//! | `picture`, `prove`, `fixed`, `entries` | what is checked: a shard's trees, what lies at fixed places, the catalog |
+//! | `check`, `offline`, `sweep`, `scrub` | who checks: an open pool, one that is not, and an open one in the background |
+//! | `finding`, `damage` | what a check says, and what was come upon in passing |
 //! | `stage` | the journal's newest records in shared memory, for when only this process dies |
 //! | `local`, `volume` | how requests find their shards |
 //! | `records`, `home`, `info`, `background` | the pool as a whole: what the catalog says, the operations on it, what it does by itself |
@@ -21,7 +24,11 @@ mod catalog;
 mod check;
 mod commit;
 mod copy;
+mod damage;
+mod entries;
 mod error;
+mod finding;
+mod fixed;
 mod home;
 mod info;
 mod io;
@@ -32,14 +39,19 @@ mod lifecycle;
 mod local;
 mod manager;
 mod node;
+mod offline;
+mod picture;
 mod pointer;
+mod prove;
 mod records;
 mod recover;
 mod regions;
 mod root;
+mod scrub;
 mod shard;
 mod space;
 mod stage;
+mod sweep;
 mod tree;
 mod volume;
 mod walk;
@@ -47,8 +59,13 @@ mod walk;
 #[cfg(test)]
 mod tests;
 
+pub use check::CheckOptions;
+pub use damage::{DamageInfo, DamageState};
 pub use error::{PoolError, PoolErrorKind};
+pub use finding::{CheckReport, Extent, Finding, Kind, Place, Severity};
 pub use info::{NodeInfo, NodeKind, PoolInfo, RollbackInfo, VolumeSpec};
 pub use label::{DEVICE_BYTES_MIN, Label, LabelError};
 pub use manager::{Pool, PoolManager, PoolOptions};
+pub use offline::check_devices;
+pub use scrub::{ScrubEnd, ScrubStatus};
 pub use volume::Volume;

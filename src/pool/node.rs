@@ -72,7 +72,7 @@ const _: () = assert!(size_of::<RawBlock>() == BLOCK_BYTES);
 const INHERITED: Slot = Slot { root: Root::Inherited, referenced: 0, written: 0 };
 
 /// All nodes of one shard.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Nodes {
     lineage: BTreeMap<NodeId, Lineage>,
     slots: BTreeMap<NodeId, Slot>,
@@ -104,6 +104,32 @@ impl Nodes {
     /// The nodes known, in order.
     pub fn iter(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.lineage.keys().copied()
+    }
+
+    /// What the catalog says of a node.
+    pub fn lineage(&self, node: NodeId) -> Option<Lineage> {
+        self.lineage.get(&node).copied()
+    }
+
+    /// The nodes with a tree of their own, in order.
+    pub fn own_roots(&self) -> Vec<(NodeId, Pointer)> {
+        let own = self.slots.iter().filter_map(|(id, slot)| match slot.root {
+            Root::Own(root) => Some((*id, root)),
+            _ => None,
+        });
+        own.collect()
+    }
+
+    /// The nearest node above with a tree of its own, whatever was taken apart in between.
+    pub fn base(&self, node: NodeId) -> Option<NodeId> {
+        let mut at = self.parent(node);
+        while let Some(id) = at {
+            if let Root::Own(_) = self.slot(id).root {
+                return Some(id);
+            }
+            at = self.parent(id);
+        }
+        None
     }
 
     /// The nodes whose parent is `node`.
@@ -235,6 +261,12 @@ impl Nodes {
         self.slots.insert(node, Slot { root: Root::Reaped, referenced: 0, written: 0 });
         self.dirty.insert(node.0 / SLOTS_PER_BLOCK);
         self.reaping = None;
+    }
+
+    /// All records are to be written again.
+    pub fn touch_all(&mut self) {
+        let blocks: BTreeSet<u32> = self.slots.keys().map(|id| id.0 / SLOTS_PER_BLOCK).collect();
+        self.dirty.extend(blocks);
     }
 
     /// Record blocks changed since the last call.

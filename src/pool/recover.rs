@@ -105,16 +105,8 @@ impl Shard {
     pub async fn open(place: Place, known: Known) -> Result<Shard, RecoverError> {
         let index = place.shard;
         let io = |source| RecoverError::Io { shard: index, source };
-        let state = State::new(place.pool, index, place.geometry, place.page_limit, 0);
-        let mut shard = Shard::new(place.pool, place.devices.clone(), place.geometry, state);
-        let root = shard.find_root().await?;
-        {
-            let mut state = State::new(place.pool, index, place.geometry, place.page_limit, root.journal);
-            state.adopt(&root);
-            shard.durable_generation.set(root.generation);
-            *shard.state.get_mut() = state;
-        }
-        shard.learn(&known);
+        let root = Shard::blank(&place).find_root().await?;
+        let shard = Shard::at_root(&place, &known, &root);
         shard.open_stage();
         shard.load_records(Object::Nodes).await?;
         shard.load_records(Object::Space).await?;
@@ -124,6 +116,23 @@ impl Shard {
             Ok(()) | Err(IoError::CapacityExceeded) => Ok(shard),
             Err(error) => Err(io(error)),
         }
+    }
+
+    /// A shard of which nothing is known but its place.
+    pub fn blank(place: &Place) -> Shard {
+        let state = State::new(place.pool, place.shard, place.geometry, place.page_limit, 0);
+        Shard::new(place.pool, place.devices.clone(), place.geometry, state)
+    }
+
+    /// A shard as a root says it is, before its records were read and its journal was replayed.
+    pub fn at_root(place: &Place, known: &Known, root: &RootRecord) -> Shard {
+        let mut state = State::new(place.pool, place.shard, place.geometry, place.page_limit, root.journal);
+        state.adopt(root);
+        let shard = Shard::new(place.pool, place.devices.clone(), place.geometry, state);
+        shard.durable_generation.set(root.generation);
+        shard.committed.set(Some(*root));
+        shard.learn(known);
+        shard
     }
 
     fn learn(&self, known: &Known) {
@@ -151,38 +160,25 @@ impl Shard {
 
     /// The newest whole root. A copy that differs from its twin is named.
     async fn find_root(&self) -> Result<RootRecord, RecoverError> {
-        let mut best: Option<RootRecord> = None;
-        let mut torn = Vec::new();
+        let copies = self.root_copies().await;
         for slot in 0..2 {
-            let mut found = Vec::new();
-            for (copy, device) in self.copies().into_iter().enumerate() {
-                let block = self.geometry.root_slot(copy as u64, self.index, slot);
-                let offset = block * BLOCK_BYTES as u64;
-                let bytes = super::copy::read(device, offset, BLOCK_BYTES).await;
-                found.push((RootRecord::decode(self.pool, self.index, &bytes), offset, device));
-            }
-            let newest = found.iter().filter_map(|(root, ..)| *root).max_by_key(|root| root.generation);
-            if let Some(newest) = newest {
-                for (root, offset, device) in &found {
-                    if *root != Some(newest) {
-                        torn.push(format!(
-                            "root of shard {} at byte {offset} of {} is damaged or out of date; its other copy was used",
-                            self.index,
-                            device.info().uri
-                        ));
-                    }
-                }
-                if best.is_none_or(|best| newest.generation > best.generation) {
-                    best = Some(newest);
-                }
+            let of_slot = || copies.iter().filter(|copy| copy.slot == slot);
+            let newest = of_slot().filter_map(|copy| copy.root).max_by_key(|root| root.generation);
+            for copy in of_slot().filter(|copy| newest.is_some() && copy.root != newest) {
+                self.report(format!(
+                    "root of shard {} at byte {} of {} is damaged or out of date; its other copy was used",
+                    self.index,
+                    copy.offset,
+                    self.copies()[copy.copy].info().uri
+                ));
             }
         }
-        torn.into_iter().for_each(|text| self.report(text));
-        best.ok_or(RecoverError::NoRoot { shard: self.index })
+        let newest = copies.iter().filter_map(|copy| copy.root).max_by_key(|root| root.generation);
+        newest.ok_or(RecoverError::NoRoot { shard: self.index })
     }
 
     /// Loads all node records or all bitmaps. Their pages stay in memory.
-    async fn load_records(&self, object: Object) -> Result<(), RecoverError> {
+    pub(super) async fn load_records(&self, object: Object) -> Result<(), RecoverError> {
         let root = self.state.borrow_mut().root(object);
         let mut stack = vec![(root, LEVELS, 0u64)];
         while let Some((pointer, level, index)) = stack.pop() {
@@ -214,7 +210,7 @@ impl Shard {
         Ok(())
     }
 
-    async fn replay(&self, from: u64) -> Result<(), RecoverError> {
+    pub(super) async fn replay(&self, from: u64) -> Result<(), RecoverError> {
         let blocks = self.read_journal(from).await?;
         let durable = blocks.last().map_or(from, |block| block.durable);
         let mut renamed: HashMap<NodeId, NodeId> = HashMap::new();

@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use crate::device::{Device, OpenOptions};
 use crate::memory::DmaBuf;
-use crate::pool::{Pool, PoolManager, PoolOptions, VolumeSpec};
+use crate::pool::{CheckOptions, Pool, PoolManager, PoolOptions, VolumeSpec};
 use crate::reactor::block_on;
 
 /// A blank device of `mib` MiB.
@@ -61,8 +61,8 @@ async fn read(pool: &Pool, volume: &str, offset: u64, len: usize) -> Vec<u8> {
 }
 
 async fn assert_sound(pool: &Pool) {
-    let wrong = pool.verify().await.unwrap();
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let report = pool.check(CheckOptions::default()).await.unwrap();
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
 }
 
 /// Waits until nothing is being deleted any more, but for nodes that two others still grow from.
