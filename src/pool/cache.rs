@@ -134,19 +134,19 @@ impl Pages {
 
     /// Adds a page read from the device; one that is there already stays.
     pub fn insert_clean(&mut self, block: Block, page: Box<Page>, object: Object, level: u32) {
-        if self.by_block.contains_key(&block) {
-            return;
+        self.insert_clean_all(vec![(Missing { pointer: Pointer::new(block, 0, 0), object, level }, page)]);
+    }
+
+    /// Adds pages that are wanted together: none of them makes way for another.
+    pub fn insert_clean_all(&mut self, pages: Vec<(Missing, Box<Page>)>) {
+        self.make_room(pages.len());
+        for (Missing { pointer, object, level }, page) in pages {
+            let block = pointer.block();
+            if !self.by_block.contains_key(&block) {
+                let parent = Parent::Root(object);
+                self.put(Frame { block, page, state: State::Clean, object, level, parent, used: true });
+            }
         }
-        self.make_room();
-        self.put(Frame {
-            block,
-            page,
-            state: State::Clean,
-            object,
-            level,
-            parent: Parent::Root(object),
-            used: true,
-        });
     }
 
     /// Adds a new dirty page.
@@ -239,10 +239,10 @@ impl Pages {
         }
     }
 
-    /// Drops clean pages of volumes that were not used lately until the limit is kept (one sweep at most).
-    fn make_room(&mut self) {
+    /// Drops clean pages of volumes that were not used lately until `count` more keep to the limit (one sweep at most).
+    fn make_room(&mut self, count: usize) {
         let mut left = self.frames.capacity();
-        while self.frames.len() >= self.limit && left > 0 {
+        while self.frames.len() + count > self.limit && left > 0 {
             left -= 1;
             self.hand = (self.hand + 1) % self.frames.capacity();
             let Some(frame) = self.frames.get_mut(self.hand) else { continue };

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::check::CheckOptions;
 use super::damage::DamageInfo;
 use super::error::{PoolError, PoolErrorKind};
-use super::finding::CheckReport;
+use super::finding::{CheckReport, Severity};
 use super::home::{Home, check_name};
 use super::info::{NodeInfo, PoolInfo, RollbackInfo, VolumeSpec};
 use super::lifecycle::{at_home, choose_geometry, close, create, home, open, read_label, read_labels};
@@ -22,7 +22,7 @@ use super::scrub::ScrubStatus;
 use super::volume::Volume;
 use crate::device::Device;
 use crate::memory::DmaBuf;
-use crate::reactor::ReactorHandle;
+use crate::reactor::{ReactorHandle, new_uuid};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -116,8 +116,7 @@ impl PoolManager {
         let geometry = choose_geometry(&devices, shards, options.region_bytes)?;
         self.check_unused(&devices)?;
         let (reactor, owners) = self.owners(devices, shards);
-        let pool =
-            Pool { name: name.to_owned(), uuid: Uuid::new_v4(), key: owners.key, home: reactor, owners };
+        let pool = Pool { name: name.to_owned(), uuid: new_uuid(), key: owners.key, home: reactor, owners };
         let (page_limit, force) = (self.page_limit(shards), options.force);
         let (name, uuid, owners, reactor) =
             (name.to_owned(), pool.uuid, Arc::clone(&pool.owners), pool.home.clone());
@@ -252,6 +251,14 @@ impl Pool {
         self.key
     }
 
+    /// Nodes that the catalog and the shards still have a record of, on pools without reactors.
+    #[cfg(test)]
+    pub(super) fn records_left(&self) -> usize {
+        let shards = (0..self.owners.reactors.len() as u16).filter_map(|i| super::local::shard(self.key, i));
+        let slots: usize = shards.map(|shard| shard.state.borrow().nodes.records()).sum();
+        slots + home(self.key).map_or(0, |home| home.records.borrow().nodes().count())
+    }
+
     async fn run<T, F, Fut>(&self, work: F) -> Result<T, PoolError>
     where
         T: Send + 'static,
@@ -384,6 +391,13 @@ impl Pool {
     /// What is wrong with the pool, and on demand its repair, while it is in use.
     pub async fn check(&self, options: CheckOptions) -> Result<CheckReport, PoolError> {
         self.run(move |home| async move { home.examine(options).await }).await
+    }
+
+    /// What a check finds wrong, in words; what a crash leaves behind as a matter of course is not.
+    pub async fn verify(&self) -> Result<Vec<String>, PoolError> {
+        let report = self.check(CheckOptions::default()).await?;
+        let wrong = report.findings.into_iter().filter(|finding| finding.severity > Severity::Note);
+        Ok(wrong.map(|finding| finding.what).collect())
     }
 
     /// Everything found damaged since the import, with where it is in which volumes and snapshots.

@@ -5,7 +5,7 @@
 //! | `pointer` | the one pointer, the one page |
 //! | `label`, `root`, `catalog`, `journal`, `space`, `node` | the stored forms and their rules, no I/O but the catalog's |
 //! | `cache`, `tree` | a shard's pages and trees in memory |
-//! | `shard`, `io`, `commit`, `walk`, `recover`, `copy` | a shard at work on its reactor |
+//! | `shard`, `io`, `commit`, `walk`, `reap`, `recover`, `copy` | a shard at work on its reactor |
 //! | `picture`, `prove`, `fixed`, `entries` | what is checked: a shard's trees, what lies at fixed places, the catalog |
 //! | `check`, `offline`, `sweep`, `scrub` | who checks: an open pool, one that is not, and an open one in the background |
 //! | `finding`, `damage` | what a check says, and what was come upon in passing |
@@ -43,10 +43,12 @@ mod offline;
 mod picture;
 mod pointer;
 mod prove;
+mod reap;
 mod records;
 mod recover;
 mod regions;
 mod root;
+pub mod sabotage;
 mod scrub;
 mod shard;
 mod space;
@@ -69,3 +71,10 @@ pub use manager::{Pool, PoolManager, PoolOptions};
 pub use offline::check_devices;
 pub use scrub::{ScrubEnd, ScrubStatus};
 pub use volume::Volume;
+
+/// Forgets every pool that the reactors of this thread have open, as the end of a process would: nothing is written, and
+/// nothing closed. For simulations, where many processes live and die on one thread.
+pub fn forget_all() {
+    lifecycle::forget_all();
+    local::remove_all();
+}

@@ -110,6 +110,14 @@ impl Marks {
         Marked::New
     }
 
+    /// Whether a block is marked.
+    pub fn contains(&self, block: Block) -> bool {
+        let Some((index, offset)) = self.geometry.region_of(block) else { return false };
+        let region =
+            u8::try_from(block.vdev()).ok().and_then(|vdev| self.regions.get(&RegionId::new(vdev, index)));
+        region.is_some_and(|words| words[offset as usize / 64] & (1 << (offset % 64)) != 0)
+    }
+
     /// The bits of a region.
     pub fn of(&self, region: RegionId) -> &[u64] {
         self.regions.get(&region).map_or(&[], Vec::as_slice)

@@ -70,6 +70,7 @@ pub struct Proof<'a> {
     pages: HashMap<Block, Rc<Page>>,
     steps: u32,
     lost: Vec<(usize, Block, u32, u64)>,
+    inherited: Vec<(NodeId, Pointer, u32, u64)>,
     /// What is wrong.
     pub findings: Findings,
     /// What would make the counts and bitmaps right.
@@ -104,6 +105,8 @@ struct Line {
     referenced: i64,
     written: i64,
     exact: bool,
+    /// It cannot be compared with what it grew from: by its birth alone a block is its own or an ancestor's.
+    loose: bool,
 }
 
 /// The first leaf after what a pointer of this height leads to.
@@ -127,6 +130,7 @@ impl<'a> Proof<'a> {
             pages: HashMap::new(),
             steps: 0,
             lost: Vec::new(),
+            inherited: Vec::new(),
             findings: Findings::default(),
             mends: Vec::new(),
             complete: true,
@@ -286,8 +290,12 @@ impl<'a> Proof<'a> {
             };
             let bases = [root_of(base), root_of(beyond)];
             let cursor = |of: Option<NodeId>| match reaping {
-                Some((reaping, cursor)) if of == Some(reaping) => cursor,
+                Some(reaping) if !reaping.thinning && of == Some(reaping.node) => reaping.cursor,
                 _ => 0,
+            };
+            // What a ghost inherited it no longer keeps, so nothing can be compared with its tree.
+            let hollow = |of: NodeId| {
+                picture.nodes.is_ghost(of) || reaping.is_some_and(|r| r.thinning && r.node == of)
             };
             let sealed = lineage.sealed.unwrap_or(picture.epoch).min(picture.epoch);
             let mut line = Line {
@@ -297,13 +305,15 @@ impl<'a> Proof<'a> {
                 sealed,
                 referenced: 0,
                 written: 0,
-                exact: true,
+                exact: !hollow(node),
+                loose: [Some(node), base, beyond].into_iter().flatten().any(hollow),
             };
+            let bases = if line.loose { [Pointer::EMPTY; 2] } else { bases };
             self.walk_node(picture, &mut line, root, bases).await?;
             // What the node shares with the one that it grew from was counted there.
             let shared = match base {
                 None => Some(0),
-                Some(_) if line.passed > 0 => {
+                Some(_) if line.passed > 0 || line.loose => {
                     let all = self.count(picture, root, LEVELS).await?;
                     all.map(|all| all - line.referenced)
                 }
@@ -311,7 +321,7 @@ impl<'a> Proof<'a> {
             };
             let referenced = shared.filter(|_| line.exact).map(|shared| shared + line.referenced);
             counts.insert(node, referenced);
-            if line.from > 0 || reaping.is_some_and(|(reaping, _)| reaping == node) {
+            if line.from > 0 || reaping.is_some_and(|r| !r.thinning && r.node == node) {
                 // What it held of the part taken apart is its heir's, and will be counted there in the end.
                 owed = Some((node, picture.nodes.slot(node).written as i64 - line.written));
                 continue;
@@ -321,6 +331,17 @@ impl<'a> Proof<'a> {
                 _ => 0,
             };
             self.compare_counts(picture, &line, referenced, owed);
+        }
+        for (node, here, height, index) in std::mem::take(&mut self.inherited) {
+            if !self.named.contains(here.block()) {
+                let frame = Frame { height, index, here, bases: [Pointer::EMPTY; 2] };
+                self.wrong_pointer(
+                    node,
+                    &frame,
+                    Kind::Pointer,
+                    "it is older than its node, and nobody has it any more",
+                );
+            }
         }
         self.compare_bitmaps(picture);
         self.name_holders(picture).await
@@ -463,19 +484,26 @@ impl<'a> Proof<'a> {
         if here.same_block(base) {
             let stored = !picture.unstored.contains_key(&here.block());
             if here.birth() > floor || (stored && here != base) {
-                self.wrong_pointer(line, &frame, Kind::Shared, "two nodes would each free it");
+                self.wrong_pointer(line.node, &frame, Kind::Shared, "two nodes would each free it");
+            }
+            return Ok(());
+        }
+        if line.loose && here.birth() <= floor {
+            let end = end_leaf(frame.height, frame.index);
+            if here.birth() > picture.nodes.void_below(line.node, end) {
+                self.inherited.push((line.node, here, frame.height, frame.index));
             }
             return Ok(());
         }
         if here.birth() <= floor {
             self.wrong_pointer(
-                line,
+                line.node,
                 &frame,
                 Kind::Pointer,
                 "it is older than its node, whose ancestors do not have it",
             );
         } else if here.birth() > line.sealed {
-            self.wrong_pointer(line, &frame, Kind::Pointer, "it is younger than its node");
+            self.wrong_pointer(line.node, &frame, Kind::Pointer, "it is younger than its node");
         }
         if !self.mark(picture, here, frame.height > 0, Some(line.node), frame.height, frame.index) {
             line.exact = false;
@@ -526,16 +554,16 @@ impl<'a> Proof<'a> {
         false
     }
 
-    fn wrong_pointer(&mut self, line: &Line, frame: &Frame, kind: Kind, why: &str) {
+    fn wrong_pointer(&mut self, node: NodeId, frame: &Frame, kind: Kind, why: &str) {
         let block = frame.here.block();
         let what = format!(
             "{}, shard {}: block {block:?} was born in epoch {}; {why}",
-            self.names.name(line.node),
+            self.names.name(node),
             self.shard.index,
             frame.here.birth()
         );
         let mut finding = Finding::new(Severity::Contradiction, kind, what).costs("what that block leads to");
-        finding.extents = self.extents_of(line.node, frame.height, frame.index);
+        finding.extents = self.extents_of(node, frame.height, frame.index);
         self.found(self.place(finding, block));
     }
 

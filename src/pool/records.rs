@@ -56,6 +56,9 @@ pub struct VolumeRecord {
     pub write_cache: bool,
     /// Seconds since 1970.
     pub created: u64,
+    /// Everything from this byte on is still to be given back: the volume was shrunk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clear_from: Option<u64>,
     /// The snapshot it began as, by UUID, for a clone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Uuid>,
@@ -80,15 +83,25 @@ pub struct NodeRecord {
     pub volume: u32,
     /// Seconds since 1970.
     pub created: u64,
-    /// Being taken apart.
+    /// Nobody can use it any more: it waits to be taken apart.
     #[serde(default)]
     pub deleting: bool,
+    /// Deleted, and kept for what several others that grew from it share; what it inherited no longer counts.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub ghost: bool,
+    /// A ghost that holds nothing but what is shared; no longer so when one of those goes that grew from it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub thinned: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 impl NodeRecord {
     /// What shards must know.
     pub fn lineage(&self) -> Lineage {
-        Lineage { parent: self.parent.map(NodeId), sealed: self.sealed }
+        Lineage { parent: self.parent.map(NodeId), sealed: self.sealed, ghost: self.ghost }
     }
 }
 
@@ -115,6 +128,19 @@ pub struct Records {
     by_uuid: HashMap<Uuid, Entity>,
     heads: HashMap<NodeId, VolumeId>,
     children: HashMap<NodeId, BTreeSet<NodeId>>,
+    chores: HashMap<NodeId, (Chore, i64)>,
+    by_chore: BTreeSet<(Chore, i64, NodeId)>,
+}
+
+/// What is to be done about a deleted node, what gives back most at the least cost first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Chore {
+    /// Nobody grew from it: all that it owns goes.
+    Drop,
+    /// It is taken apart for the one that grew from it.
+    HandDown,
+    /// Several grew from it: what none of them has goes.
+    Thin,
 }
 
 /// Changes that become true together. `None` = the record goes.
@@ -188,6 +214,8 @@ impl Records {
             by_uuid: HashMap::new(),
             heads: HashMap::new(),
             children: HashMap::new(),
+            chores: HashMap::new(),
+            by_chore: BTreeSet::new(),
         }
     }
 
@@ -255,7 +283,11 @@ impl Records {
                 self.volumes.insert(id, record);
             }
         }
+        let mut touched: BTreeSet<NodeId> = BTreeSet::new();
         for (id, record) in changes.nodes {
+            touched.insert(id);
+            let parents = [self.nodes.get(&id), record.as_ref()].into_iter().flatten();
+            touched.extend(parents.filter_map(|record| record.parent.map(NodeId)));
             if let Some(old) = self.nodes.remove(&id) {
                 if let Some(name) = &old.name {
                     self.by_name.remove(name);
@@ -281,12 +313,40 @@ impl Records {
                 self.nodes.insert(id, record);
             }
         }
+        for node in touched {
+            self.choose_chore(node);
+        }
         for (key, value) in changes.config {
             match value {
                 Some(value) => self.config.insert(key, value),
                 None => self.config.remove(&key),
             };
         }
+    }
+
+    /// What is to be done about a node depends on it and on how many grew from it.
+    fn choose_chore(&mut self, id: NodeId) {
+        if let Some((chore, order)) = self.chores.remove(&id) {
+            self.by_chore.remove(&(chore, order, id));
+        }
+        let Some(node) = self.nodes.get(&id).filter(|node| node.deleting) else { return };
+        // What is handed down goes from parent to child; everything else begins with the youngest.
+        let heirs = self.children(id).len();
+        let is_ghost = |id: NodeId| self.nodes.get(&id).is_some_and(|node| node.ghost);
+        let (chore, order) = match heirs {
+            0 => (Chore::Drop, -i64::from(id.0)),
+            // A ghost is nobody's heir.
+            1 if !self.children(id).any(is_ghost) => (Chore::HandDown, i64::from(id.0)),
+            _ if node.thinned => return,
+            _ => (Chore::Thin, -i64::from(id.0)),
+        };
+        self.chores.insert(id, (chore, order));
+        self.by_chore.insert((chore, order, id));
+    }
+
+    /// What is to be done about deleted nodes, in order.
+    pub fn chores(&self) -> impl ExactSizeIterator<Item = (Chore, NodeId)> + '_ {
+        self.by_chore.iter().map(|(chore, _, id)| (*chore, *id))
     }
 
     fn is_head(&self, node: NodeId) -> bool {

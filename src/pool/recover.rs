@@ -16,6 +16,7 @@ use super::label::Geometry;
 use super::node::{Lineage, NodeId};
 use super::pointer::{BLOCK_BYTES, Epoch, FANOUT, LEVELS};
 use super::root::RootRecord;
+use super::sabotage::{Sabotage, is};
 use super::shard::Shard;
 use super::space::{RegionId, RegionKind};
 use super::tree::{Extent, Need, Reserve, State, VolumeId, VolumeState};
@@ -109,6 +110,7 @@ impl Shard {
         let shard = Shard::at_root(&place, &known, &root);
         shard.open_stage();
         shard.load_records(Object::Nodes).await?;
+        shard.state.borrow_mut().nodes.forget_unknown();
         shard.load_records(Object::Space).await?;
         shard.replay(root.journal).await?;
         match shard.commit().await {
@@ -340,6 +342,9 @@ impl Shard {
         let buf = DmaBuf::uninit(crcs.len() * BLOCK_BYTES);
         let (result, bytes) = device.read(block.offset(), buf).await;
         result.map_err(self.io())?;
+        if is(Sabotage::TrustRecords) {
+            return Ok(true);
+        }
         Ok(bytes.chunks_exact(BLOCK_BYTES).zip(crcs).all(|(block, crc)| crc32c::crc32c(block) == *crc))
     }
 }

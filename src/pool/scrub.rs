@@ -17,7 +17,7 @@ use super::catalog::Transaction;
 use super::damage::{DamageInfo, DamageState};
 use super::error::PoolError;
 use super::finding::{Findings, Kind, Names, Severity};
-use super::home::{Home, unix_now};
+use super::home::Home;
 use super::node::{Lineage, NodeId};
 use super::picture::Picture;
 use super::pointer::{BLOCK_BYTES, LEAVES_MAX};
@@ -26,6 +26,7 @@ use super::recover::Known;
 use super::shard::Shard;
 use super::space::Use;
 use crate::device::IoError;
+use crate::reactor::unix_now;
 
 /// The key in the catalog.
 const KEY: &str = "scrub";
@@ -421,8 +422,9 @@ impl Shard {
         let (root, generation) = self.pin().await?;
         let known = {
             let state = self.state.borrow();
-            let lineage =
-                |id: NodeId| state.nodes.lineage(id).unwrap_or(Lineage { parent: None, sealed: None });
+            let lineage = |id: NodeId| {
+                state.nodes.lineage(id).unwrap_or(Lineage { parent: None, sealed: None, ghost: false })
+            };
             Known {
                 regions: state.space.regions().collect(),
                 nodes: state.nodes.iter().map(|id| (id, lineage(id))).collect(),

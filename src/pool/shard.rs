@@ -23,6 +23,7 @@ use super::label::Geometry;
 use super::node::{Lineage, NodeId};
 use super::pointer::{BLOCK_BYTES, Block, Epoch, Page, Pointer};
 use super::root::RootRecord;
+use super::sabotage::{Sabotage, is};
 use super::space::{Ask, RegionId, RegionKind, SpaceError, Use};
 use super::stage::Stage;
 use super::tree::{Need, State, VolumeId, VolumeState};
@@ -35,6 +36,8 @@ pub type Answer<T> = Pin<Box<dyn Future<Output = T>>>;
 
 /// Journal blocks for the seals of one operation; writes leave them free.
 const SEAL_BLOCKS: u64 = 8;
+/// Pages read side by side.
+const LOADS_AT_ONCE: usize = 64;
 
 /// What a shard asks of its pool when it runs out of space, or gives back.
 pub trait Regions {
@@ -152,7 +155,7 @@ impl Shard {
 
     /// Opens the stage. Without one the shard works, but a kill of this process loses what was not flushed.
     pub(super) fn open_stage(&self) {
-        if self.devices.iter().any(|device| device.info().kind == DeviceKind::Ram) {
+        if self.devices.iter().any(|device| device.info().kind != DeviceKind::Uring) {
             return;
         }
         match Stage::open(self.pool, self.index) {
@@ -249,7 +252,7 @@ impl Shard {
         spot: Option<Spot>,
         epoch: Option<Epoch>,
     ) {
-        let since = super::home::unix_now();
+        let since = crate::reactor::unix_now();
         let what = format!("{what} (byte {} of {})", place.offset, place.device);
         let news = what.clone();
         let damage = Damage { kind, state, place, spot, epoch, what, since, seen: since, times: 1 };
@@ -322,7 +325,9 @@ impl Shard {
     /// Lets freed blocks be used again as far as commits and reads allow.
     pub(super) fn release(&self) {
         let oldest = self.reads.borrow().keys().next().copied().unwrap_or(u64::MAX);
-        let upto = self.durable_generation.get().min(oldest.saturating_sub(1));
+        let oldest = if is(Sabotage::ForgetReads) { u64::MAX } else { oldest };
+        let durable = if is(Sabotage::FreeEarly) { u64::MAX } else { self.durable_generation.get() };
+        let upto = durable.min(oldest.saturating_sub(1));
         if self.state.borrow_mut().space.release(upto) > 0 {
             self.full.set(false);
             self.changed.notify();
@@ -331,16 +336,22 @@ impl Shard {
 
     /// Brings a page into memory.
     pub(super) async fn load(&self, missing: Missing) -> Result<(), IoError> {
+        self.load_all(vec![missing]).await
+    }
+
+    /// Brings pages into memory, several side by side, all at once so that none makes way for another.
+    pub(super) async fn load_all(&self, missing: Vec<Missing>) -> Result<(), IoError> {
         let guard = self.enter();
-        let bytes = self.read_metadata(missing.pointer).await?;
-        let page =
-            Page::parse(&bytes).ok_or(IoError::Unrecovered { offset: missing.pointer.block().offset() })?;
-        self.state.borrow_mut().pages.insert_clean(
-            missing.pointer.block(),
-            page,
-            missing.object,
-            missing.level,
-        );
+        let mut pages = Vec::with_capacity(missing.len());
+        for some in missing.chunks(LOADS_AT_ONCE) {
+            let reads = some.iter().map(|missing| self.read_metadata(missing.pointer));
+            for (missing, bytes) in some.iter().zip(super::join::all(reads).await) {
+                let page = Page::parse(&bytes?)
+                    .ok_or(IoError::Unrecovered { offset: missing.pointer.block().offset() })?;
+                pages.push((*missing, page));
+            }
+        }
+        self.state.borrow_mut().pages.insert_clean_all(pages);
         drop(guard);
         Ok(())
     }
@@ -547,16 +558,17 @@ impl Shard {
         }
     }
 
-    /// First half of the fence: no change of these volumes' maps from now on until [`seal`](Shard::seal) or
-    /// [`open_fence`](Shard::open_fence).
+    /// First half of the fence: no change of these volumes' maps from now on until [`seal`](Shard::seal).
     pub fn fence(&self, volumes: &[VolumeId]) {
         let mut state = self.state.borrow_mut();
-        for volume in volumes {
+        for volume in volumes.iter().filter(|_| !(is(Sabotage::SealLate) && self.index == 0)) {
             if let Some(volume) = state.volumes.get_mut(volume) {
                 volume.held = true;
             }
         }
-        self.commit_hold.set(self.commit_hold.get() + 1);
+        if !is(Sabotage::ForgetHold) {
+            self.commit_hold.set(self.commit_hold.get() + 1);
+        }
     }
 
     /// Second half of the fence: each head ends and its successor goes on in `epoch`. Commits wait until
@@ -578,18 +590,6 @@ impl Shard {
         state.epoch = state.epoch.max(epoch);
         drop(state);
         self.changed.notify();
-    }
-
-    /// Gives the fence up without a seal.
-    pub fn open_fence(&self, volumes: &[VolumeId]) {
-        let mut state = self.state.borrow_mut();
-        for volume in volumes {
-            if let Some(volume) = state.volumes.get_mut(volume) {
-                volume.held = false;
-            }
-        }
-        drop(state);
-        self.settle();
     }
 
     /// The catalog knows of the seal: commits may go on.

@@ -412,6 +412,7 @@ impl Space {
     }
 
     /// Every used block, in order.
+    #[cfg(test)]
     pub fn used_blocks(&self) -> impl Iterator<Item = Block> + '_ {
         self.regions.values().flat_map(move |region| {
             (0..self.geometry.region_blocks)

@@ -1,45 +1,76 @@
-//! The one walk: two trees side by side, skipping all that they share. Its cost is what differs, not what exists.
+//! The one walk: several trees side by side, skipping all that they share. Its cost is what differs, not what exists.
 //!
 //! It answers which blocks changed between two nodes ([`Shard::diff`]), what a node alone holds
-//! ([`Shard::unique`]), and it is how a deleted node is taken apart ([`Shard::reap`]).
+//! ([`Shard::unique`]), and it is how a deleted node is thinned and taken apart ([`reap`](super::reap)).
 #![forbid(unsafe_code)]
 
 use super::cache::{Missing, Object};
-use super::node::{NodeId, Root};
+use super::node::NodeId;
 use super::pointer::{Epoch, FANOUT, LEAVES_MAX, LEVELS, Pointer};
 use super::shard::Shard;
-use super::space::Use;
 use super::tree::State;
 use crate::device::IoError;
 
 /// Steps of a walk before it lets others run.
-const STEPS_PER_TURN: u32 = 16;
+pub(super) const STEPS_PER_TURN: u32 = 16;
+/// Steps of a walk that answers in parts before it gives what it has.
+const STEPS_PER_PART: u32 = 4096;
 
 /// What is compared with what.
 #[derive(Debug, Clone, Copy)]
-struct Pair {
-    a: NodeId,
-    b: Option<NodeId>,
+pub(super) struct Comparison<'a> {
+    /// The node walked.
+    pub a: NodeId,
+    /// Where any of these names the same block, the walk passes over it and all below.
+    pub others: &'a [NodeId],
     /// Pages and blocks of `a` born at or before this epoch are passed over.
-    floor: Epoch,
-    /// Also visit leaves that only `b` has.
-    both: bool,
+    pub floor: Epoch,
+    /// Also visit leaves that only the first of the others has.
+    pub both: bool,
 }
 
-/// One step of the walk.
-struct Step {
+/// One slot of a leaf that was visited.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    /// What `a` has there.
+    pub a: Pointer,
+    /// What the first of the others has there.
+    pub b: Pointer,
+    /// Whether any of the others has the same block there, or is a hole as `a` is.
+    pub shared: bool,
+}
+
+impl Place {
+    /// Whether there is a block born after `floor` that none of the others has.
+    pub fn is_lone(&self, floor: Epoch) -> bool {
+        !self.a.is_hole() && self.a.birth() > floor && !self.shared
+    }
+}
+
+/// One step of a walk.
+pub(super) struct Step {
     /// The first leaf not yet passed.
-    next: u64,
-    /// The leaf visited: its pointers in `a` and in `b`.
-    leaf: Option<Vec<(Pointer, Pointer)>>,
+    pub next: u64,
+    /// The leaf visited.
+    pub leaf: Option<Vec<Place>>,
     /// Pages of `a` alone that end before `next`, lowest first.
-    passed: Vec<Pointer>,
+    pub passed: Vec<Pointer>,
+}
+
+/// A part of what a walk found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Slots, as (first slot, count), in order.
+    pub ranges: Vec<(u64, u64)>,
+    /// The leaf where the next part begins; [`LEAVES_MAX`] when there is none.
+    pub next: u64,
 }
 
 impl State {
-    fn step(&mut self, pair: Pair, cursor: u64) -> Result<Step, Missing> {
-        let mut a = self.nodes.root(pair.a);
-        let mut b = pair.b.map_or(Pointer::EMPTY, |b| self.nodes.root(b));
+    /// The step at leaf `cursor`, or the pages that must be in memory for it.
+    fn step(&mut self, what: Comparison, cursor: u64) -> Result<Step, Vec<Missing>> {
+        let mut a = self.nodes.root(what.a);
+        let mut others: Vec<Pointer> = what.others.iter().map(|other| self.nodes.root(*other)).collect();
         let mut path: Vec<(u64, Pointer)> = Vec::new();
         let passed = |path: Vec<(u64, Pointer)>, next: u64| {
             path.into_iter()
@@ -50,59 +81,95 @@ impl State {
         };
         for level in (0..LEVELS).rev() {
             let end = ((cursor >> (8 * level)) + 1) << (8 * level);
-            let ours_in_a = !a.is_hole() && a.birth() > pair.floor;
-            let ours_in_b = pair.both && !b.is_hole();
-            if a.same_block(b) || !(ours_in_a || ours_in_b) {
+            let ours_in_a = !a.is_hole() && a.birth() > what.floor;
+            let ours_in_b = what.both && others.first().is_some_and(|b| !b.is_hole());
+            if !(ours_in_a || ours_in_b) || others.iter().any(|other| other.same_block(a)) {
                 return Ok(Step { next: end, leaf: None, passed: passed(path, end) });
             }
             path.push((end, a));
-            let object = Object::Node(pair.a);
-            let mut frame = |pointer: Pointer| match pointer.is_hole() {
-                true => Ok(None),
-                false => self.pages.find(pointer.block()).ok_or(Missing { pointer, object, level }).map(Some),
+            let mut missing = Vec::new();
+            let mut frame = |node: NodeId, pointer: Pointer| match pointer.is_hole() {
+                true => None,
+                false => {
+                    let found = self.pages.find(pointer.block());
+                    if found.is_none() {
+                        missing.push(Missing { pointer, object: Object::Node(node), level });
+                    }
+                    found
+                }
             };
-            let (frame_a, frame_b) = (frame(a)?, frame(b)?);
+            let frame_a = frame(what.a, a);
+            let frames: Vec<Option<usize>> =
+                what.others.iter().zip(&others).map(|(node, pointer)| frame(*node, *pointer)).collect();
+            if !missing.is_empty() {
+                return Err(missing);
+            }
             let get = |frame: Option<usize>, slot: usize| {
                 frame.map_or(Pointer::EMPTY, |frame| self.pages.page(frame).get(slot))
             };
             if level == 0 {
-                let leaf = (0..FANOUT).map(|slot| (get(frame_a, slot), get(frame_b, slot))).collect();
+                let place = |slot: usize| {
+                    let a = get(frame_a, slot);
+                    let b = frames.first().map_or(Pointer::EMPTY, |frame| get(*frame, slot));
+                    Place { a, b, shared: frames.iter().any(|frame| get(*frame, slot).same_block(a)) }
+                };
+                let leaf = (0..FANOUT).map(place).collect();
                 return Ok(Step { next: end, leaf: Some(leaf), passed: passed(path, end) });
             }
             let slot = (cursor >> (8 * (level - 1))) as usize % FANOUT;
-            (a, b) = (get(frame_a, slot), get(frame_b, slot));
+            a = get(frame_a, slot);
+            others = frames.into_iter().map(|frame| get(frame, slot)).collect();
         }
         unreachable!("the loop ends at level 0")
     }
 }
 
 impl Shard {
-    /// One step, and now and then a turn for others. Each step looks its way up from the roots anew, so nothing that it
-    /// has seen needs to stay.
-    async fn step(&self, pair: Pair, cursor: u64, steps: &mut u32) -> Result<Step, IoError> {
+    /// Counts a step, and now and then lets others run.
+    pub(super) async fn turn(&self, steps: &mut u32) {
         *steps += 1;
         if steps.is_multiple_of(STEPS_PER_TURN) {
             crate::reactor::yield_now().await;
         }
+    }
+
+    /// One step, and now and then a turn for others. Each step looks its way down from the roots anew, so nothing that
+    /// it has seen needs to stay.
+    pub(super) async fn step(
+        &self,
+        what: Comparison<'_>,
+        cursor: u64,
+        steps: &mut u32,
+    ) -> Result<Step, IoError> {
+        self.turn(steps).await;
         loop {
             self.check()?;
-            let step = self.state.borrow_mut().step(pair, cursor);
+            let step = self.state.borrow_mut().step(what, cursor);
             match step {
                 Ok(step) => return Ok(step),
-                Err(missing) => self.load(missing).await?,
+                Err(missing) => self.load_all(missing).await?,
             }
         }
     }
 
-    /// Slots whose blocks differ between two nodes, as (first slot, count), in order.
-    pub async fn diff(&self, a: NodeId, b: NodeId) -> Result<Vec<(u64, u64)>, IoError> {
-        let pair = Pair { a, b: Some(b), floor: 0, both: true };
+    /// Slots whose blocks differ between two nodes, or that `a` has a block in when there is no `b`: from leaf `from`
+    /// on, until there are `ranges_max` ranges or some thousand leaves were looked at. A range that goes on in the next
+    /// part is given as two.
+    pub async fn diff_part(
+        &self,
+        a: NodeId,
+        b: Option<NodeId>,
+        from: u64,
+        ranges_max: usize,
+    ) -> Result<Part, IoError> {
+        let others: &[NodeId] = b.as_slice();
+        let what = Comparison { a, others, floor: 0, both: true };
         let mut ranges: Vec<(u64, u64)> = Vec::new();
-        let (mut cursor, mut steps) = (0, 0);
-        while cursor < LEAVES_MAX {
-            let step = self.step(pair, cursor, &mut steps).await?;
-            for (slot, (a, b)) in step.leaf.into_iter().flatten().enumerate() {
-                if a.same_block(b) {
+        let (mut cursor, mut steps) = (from, 0);
+        while cursor < LEAVES_MAX && steps < STEPS_PER_PART && ranges.len() < ranges_max.max(1) {
+            let step = self.step(what, cursor, &mut steps).await?;
+            for (slot, place) in step.leaf.into_iter().flatten().enumerate() {
+                if place.shared || place.a.same_block(place.b) {
                     continue;
                 }
                 let at = cursor * FANOUT as u64 + slot as u64;
@@ -113,132 +180,36 @@ impl Shard {
             }
             cursor = step.next;
         }
+        Ok(Part { ranges, next: cursor })
+    }
+
+    /// Slots whose blocks differ between two nodes, as (first slot, count), in order.
+    pub async fn diff(&self, a: NodeId, b: NodeId) -> Result<Vec<(u64, u64)>, IoError> {
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        let mut cursor = 0;
+        while cursor < LEAVES_MAX {
+            let part = self.diff_part(a, Some(b), cursor, usize::MAX).await?;
+            for (first, count) in part.ranges {
+                match ranges.last_mut() {
+                    Some(last) if last.0 + last.1 == first => last.1 += count,
+                    _ => ranges.push((first, count)),
+                }
+            }
+            cursor = part.next;
+        }
         Ok(ranges)
     }
 
-    /// Blocks of data that nobody but `node` holds: what deleting it would free.
+    /// Blocks of data that nobody but `node` holds, ghosts aside: what deleting it would free.
     pub async fn unique(&self, node: NodeId) -> Result<u64, IoError> {
-        let (floor, children, own) = {
-            let state = self.state.borrow();
-            let own = matches!(state.nodes.slot(node).root, Root::Own(_));
-            (state.nodes.floor(node, LEAVES_MAX), state.nodes.children(node).collect::<Vec<_>>(), own)
-        };
-        if !own {
-            return Ok(0);
-        }
-        let pair = Pair { a: node, b: children.first().copied(), floor, both: false };
+        let (floor, others) = self.state.borrow().nodes.around(node);
+        let what = Comparison { a: node, others: &others, floor, both: false };
         let (mut count, mut cursor, mut steps) = (0, 0, 0);
         while cursor < LEAVES_MAX {
-            let step = self.step(pair, cursor, &mut steps).await?;
-            if let Some(leaf) = step.leaf {
-                let mut lone: Vec<bool> = leaf
-                    .iter()
-                    .map(|(a, b)| !a.is_hole() && a.birth() > floor && !a.same_block(*b))
-                    .collect();
-                for other in children.iter().skip(1) {
-                    self.drop_shared(&mut lone, &leaf, *other, cursor).await?;
-                }
-                count += lone.into_iter().filter(|lone| *lone).count() as u64;
-            }
+            let step = self.step(what, cursor, &mut steps).await?;
+            count += step.leaf.into_iter().flatten().filter(|place| place.is_lone(floor)).count() as u64;
             cursor = step.next;
         }
         Ok(count)
-    }
-
-    async fn drop_shared(
-        &self,
-        lone: &mut [bool],
-        leaf: &[(Pointer, Pointer)],
-        other: NodeId,
-        at: u64,
-    ) -> Result<(), IoError> {
-        loop {
-            let missing = {
-                let mut state = self.state.borrow_mut();
-                let root = state.nodes.root(other);
-                match state.find_leaf(Object::Node(other), root, at) {
-                    Ok(None) => return Ok(()),
-                    Ok(Some(frame)) => {
-                        for (slot, (a, _)) in leaf.iter().enumerate() {
-                            lone[slot] &= !state.pages.page(frame).get(slot).same_block(*a);
-                        }
-                        return Ok(());
-                    }
-                    Err(missing) => missing,
-                }
-            };
-            self.load(missing).await?;
-        }
-    }
-
-    /// Takes a deleted node apart: frees what neither its ancestors nor its one child `heir` hold. Goes on where a
-    /// crash interrupted it: the position is part of every commit, together with what was freed up to it. Durable
-    /// when it returns.
-    pub async fn reap(&self, node: NodeId, heir: Option<NodeId>) -> Result<(), IoError> {
-        let root = self.state.borrow().nodes.slot(node).root;
-        if root == Root::Reaped {
-            // An earlier attempt may have ended before its commit.
-            return self.commit().await;
-        }
-        if root == Root::Inherited {
-            self.state.borrow_mut().nodes.set_reaped(node, 0);
-            return self.commit().await;
-        }
-        let floor = {
-            let mut state = self.state.borrow_mut();
-            if let Some(heir) = heir {
-                state.materialize(heir);
-            }
-            if state.nodes.reaping().is_none_or(|(reaping, _)| reaping != node) {
-                state.nodes.set_reaping(Some((node, 0)));
-            }
-            state.nodes.floor(node, LEAVES_MAX)
-        };
-        let pair = Pair { a: node, b: heir, floor, both: false };
-        let mut cursor = self.state.borrow().nodes.reaping().map_or(0, |(_, cursor)| cursor);
-        let mut steps = 0;
-        while cursor < LEAVES_MAX {
-            self.make_room_to_reap().await?;
-            let step = self.step(pair, cursor, &mut steps).await?;
-            cursor = step.next;
-            self.free_step(node, floor, step)?;
-            if steps.is_multiple_of(STEPS_PER_TURN) && self.wants_commit() {
-                self.wake.notify();
-            }
-        }
-        self.state.borrow_mut().nodes.set_reaped(node, 0);
-        self.commit().await
-    }
-
-    /// Freeing changes bitmaps, and a commit must still find room for those.
-    async fn make_room_to_reap(&self) -> Result<(), IoError> {
-        loop {
-            let short = {
-                let state = self.state.borrow();
-                state.space.free_blocks(Use::Metadata) < state.commit_needs_after()
-            };
-            match short {
-                true => self.make_space(Use::Metadata).await?,
-                false => return Ok(()),
-            }
-        }
-    }
-
-    /// Frees what a step found, and moves the position on, in one go: a commit sees both or neither.
-    fn free_step(&self, node: NodeId, floor: Epoch, step: Step) -> Result<(), IoError> {
-        let mut state = self.state.borrow_mut();
-        let mut freed = 0;
-        for (a, b) in step.leaf.into_iter().flatten() {
-            if !a.is_hole() && a.birth() > floor && !a.same_block(b) {
-                state.free_reaped(a).map_err(|error| self.fail_space(error))?;
-                freed += 1;
-            }
-        }
-        for page in step.passed {
-            state.free_reaped(page).map_err(|error| self.fail_space(error))?;
-        }
-        state.nodes.count(node, -freed, -freed);
-        state.nodes.set_reaping(Some((node, step.next)));
-        Ok(())
     }
 }

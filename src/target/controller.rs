@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uuid::Uuid;
 
 use super::inbox::{CloseReason, Inbox, Message};
+use super::share::Reserve;
 use super::spec::{ControllerView, QueueView};
 use super::subsystem::Subsystem;
 use crate::nvme::nqn::Nqn;
@@ -49,7 +50,7 @@ pub struct Controller {
     pub cntlid: u16,
     pub subsystem: Arc<Subsystem>,
     pub host: HostIdentity,
-    /// The listener that the admin connection came in by.
+    /// The listener that all its connections came in by.
     pub listener: SocketAddr,
     admin: QueueSeat,
     /// I/O queues granted; queue ids run from 1 to this.
@@ -61,6 +62,8 @@ pub struct Controller {
     pub cache_reported: AtomicBool,
     /// The host has switched the cache off.
     pub cache_off: AtomicBool,
+    /// What its queues have of the last memory for data.
+    pub reserve: Reserve,
     traffic: TrafficCounters,
     closing: AtomicBool,
     /// When anything last moved on any queue, milliseconds on the target's clock.
@@ -133,6 +136,7 @@ impl Controller {
             enabled: AtomicBool::new(false),
             cache_reported: AtomicBool::new(false),
             cache_off: AtomicBool::new(false),
+            reserve: Reserve::default(),
             traffic: TrafficCounters::default(),
             closing: AtomicBool::new(false),
             last_traffic_ms: AtomicU64::new(0),
@@ -178,7 +182,9 @@ impl Controller {
 
     /// Whether acknowledged writes must be durable: the host does not know of a cache, or does not want it.
     pub fn writes_through(&self) -> bool {
-        !self.cache_reported.load(Ordering::Relaxed) || self.cache_off.load(Ordering::Relaxed)
+        // In one order with what is acknowledged: a write that ends now is either seen by the flush that follows the
+        // switch, or sees the switch.
+        !self.cache_reported.load(Ordering::Relaxed) || self.cache_off.load(Ordering::SeqCst)
     }
 
     /// Adds what a queue has done; called at most once per turn of it.

@@ -156,6 +156,7 @@ impl Queue {
     pub fn jobs(&mut self) -> Option<&mut Vec<Job>> {
         match &mut self.role {
             Role::Io(io) => Some(io.jobs()),
+            Role::Admin(admin) => Some(admin.jobs()),
             _ => None,
         }
     }
@@ -298,8 +299,10 @@ impl Queue {
     /// A job has ended.
     pub fn on_done(&mut self, done: Done) {
         self.saw_traffic = true;
-        if let Role::Io(io) = &mut self.role {
-            io.on_done(&mut self.conn, done);
+        match &mut self.role {
+            Role::Io(io) => io.on_done(&mut self.conn, done),
+            Role::Admin(admin) => admin.on_done(&mut self.conn, done),
+            _ => {}
         }
     }
 
@@ -394,6 +397,13 @@ impl Queue {
 
     fn is_past(&self, now: Instant, ms: u64) -> bool {
         self.endpoint.shared.now_ms(now) > ms
+    }
+
+    /// Brings what commands hold up to date. Once per turn, after sending.
+    pub fn account(&mut self) {
+        if let Role::Io(io) = &mut self.role {
+            io.account(&self.conn);
+        }
     }
 
     /// When [`Queue::turn`] and [`Queue::judge`] are due although nothing happens.
