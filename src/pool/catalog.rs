@@ -513,6 +513,12 @@ impl Catalog {
     }
 }
 
+/// Reads a transaction and counts its changes.
+#[cfg(test)]
+pub fn decode_for_test(pool: Uuid, bytes: &[u8]) -> usize {
+    Transaction::decode(pool, bytes).map_or(0, |(_, transaction)| transaction.changes.len())
+}
+
 fn entry_bytes(key: &str, value: &[u8]) -> usize {
     ENTRY_BYTES + key.len() + value.len()
 }

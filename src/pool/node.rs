@@ -436,6 +436,9 @@ impl Nodes {
     /// Loads record block `index`; false when a root has flags that this format does not know.
     pub fn load(&mut self, index: u32, stored: &[u8]) -> bool {
         let Ok(raw) = RawBlock::ref_from_bytes(stored) else { return false };
+        if index > u32::MAX / SLOTS_PER_BLOCK {
+            return false;
+        }
         for (i, slot) in raw.slots.iter().enumerate() {
             let root = Pointer::from_raw(slot.root.get());
             if root.flags() != 0 {

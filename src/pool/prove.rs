@@ -811,7 +811,7 @@ impl<'a> Proof<'a> {
             .filter_map(|(block, _)| *block)
             .collect();
         let good = bytes.into_iter().find(fits).flatten().or_else(|| self.shard.page_in_memory(pointer));
-        let Some(good) = good else { return None };
+        let good = good?;
         for block in bad {
             let copy = if Some(block) == copies[0] { "first" } else { "second" };
             let what =

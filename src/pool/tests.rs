@@ -2,6 +2,9 @@
 //! snapshots; and the space adds up.
 #![forbid(unsafe_code)]
 
+mod check;
+mod decoders;
+mod format;
 mod full;
 mod ghosts;
 mod model;
