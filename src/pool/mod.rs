@@ -11,7 +11,7 @@
 //! | `finding`, `damage` | what a check says, and what was come upon in passing |
 //! | `stage` | the journal's newest records in shared memory, for when only this process dies |
 //! | `local`, `volume` | how requests find their shards |
-//! | `records`, `home`, `info`, `background` | the pool as a whole: what the catalog says, the operations on it, what it does by itself |
+//! | `records`, `home`, `keep`, `info`, `event`, `background` | the pool as a whole: what the catalog says, the operations on it, what it does by itself |
 //! | `manager`, `lifecycle` | all pools of the process; how one is created, opened and closed |
 //!
 //! What survives a crash: everything that was acknowledged as durable, and every operation wholly or not at all. When
@@ -27,6 +27,7 @@ mod copy;
 mod damage;
 mod entries;
 mod error;
+mod event;
 mod finding;
 mod fixed;
 mod home;
@@ -34,6 +35,7 @@ mod info;
 mod io;
 mod join;
 mod journal;
+mod keep;
 mod label;
 mod lifecycle;
 mod local;
@@ -64,11 +66,13 @@ mod tests;
 pub use check::CheckOptions;
 pub use damage::{DamageInfo, DamageState};
 pub use error::{PoolError, PoolErrorKind};
+pub use event::{EventSink, PoolEvent, PoolEventKind};
 pub use finding::{CheckReport, Extent, Finding, Kind, Place, Severity};
 pub use info::{NodeInfo, NodeKind, PoolInfo, RollbackInfo, VolumeSpec};
 pub use label::{DEVICE_BYTES_MIN, Label, LabelError};
 pub use manager::{Pool, PoolManager, PoolOptions};
 pub use offline::check_devices;
+pub use records::Pin;
 pub use scrub::{ScrubEnd, ScrubStatus};
 pub use volume::Volume;
 

@@ -11,6 +11,7 @@ mod model;
 mod operations;
 mod reactors;
 mod rot;
+mod tree;
 
 use std::rc::Rc;
 
