@@ -231,8 +231,7 @@ impl Shard {
     pub(super) fn release(&self) {
         let oldest = self.reads.borrow().keys().next().copied().unwrap_or(u64::MAX);
         let oldest = if is(Sabotage::ForgetReads) { u64::MAX } else { oldest };
-        let durable = if is(Sabotage::FreeEarly) { u64::MAX } else { self.durable_generation.get() };
-        let upto = durable.min(oldest.saturating_sub(1));
+        let upto = self.durable_generation.get().min(oldest.saturating_sub(1));
         if self.state.borrow_mut().space.release(upto) > 0 {
             self.full.set(false);
             self.changed.notify();
