@@ -137,6 +137,14 @@ impl Device {
         }
     }
 
+    /// Whether [`Device::discard`] works, as far as is known: of some devices the first one tells.
+    pub fn can_discard(&self) -> bool {
+        match &self.inner.backing {
+            Backing::Ram(_) | Backing::Sim(_) => true,
+            Backing::Uring(uring) => uring.can_discard(),
+        }
+    }
+
     pub fn info(&self) -> &DeviceInfo {
         &self.inner.info
     }

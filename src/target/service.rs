@@ -183,6 +183,11 @@ impl Target {
         self.shared.connections.load(Ordering::Relaxed)
     }
 
+    /// Memory that hosts' commands hold now, bytes: data on its way in either direction.
+    pub fn bytes_held(&self) -> usize {
+        self.shared.shares.held()
+    }
+
     // ---- subsystems ------------------------------------------------------------------------------------------------
 
     pub fn create_subsystem(&self, spec: SubsystemSpec) -> Result<(), TargetError> {

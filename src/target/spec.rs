@@ -205,6 +205,8 @@ pub struct NamespaceView {
     /// Size in logical blocks.
     pub blocks: u64,
     pub read_only: bool,
+    /// Flushes that its backend has done for its hosts; hosts that ask at the same time share one.
+    pub flushes: u64,
 }
 
 /// A controller that a host is connected to.
