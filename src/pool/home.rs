@@ -21,7 +21,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, Weak};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use uuid::Uuid;
 
@@ -58,6 +58,8 @@ pub(super) struct Home {
     pub(super) reaper: Cell<bool>,
     pub(super) closed: Cell<bool>,
     pub(super) damage: RefCell<Vec<String>>,
+    /// How long the last snapshot or rollback kept its volumes from starting writes.
+    pub(super) last_fence: Cell<Option<Duration>>,
 }
 
 impl Home {
@@ -84,6 +86,7 @@ impl Home {
             reaper: Cell::new(false),
             closed: Cell::new(false),
             damage: RefCell::default(),
+            last_fence: Cell::new(None),
         }
     }
 
@@ -367,6 +370,7 @@ impl Home {
         for result in owners.each(|shard| async move { shard.make_journal_room().await }).await? {
             result?;
         }
+        let fenced = Instant::now();
         owners.each(move |shard| async move { shard.fence(&volumes) }).await?;
         let usages: Vec<_> =
             seals.iter().map(|(id, ..)| self.usage.borrow().get(id).cloned().unwrap_or_default()).collect();
@@ -379,6 +383,7 @@ impl Home {
                 (durable, referenced.collect::<Vec<u64>>())
             })
             .await?;
+        self.last_fence.set(Some(fenced.elapsed()));
         for (i, usage) in usages.iter().enumerate() {
             usage.store(sealed.iter().map(|(_, referenced)| referenced[i]).sum(), Ordering::Relaxed);
         }
