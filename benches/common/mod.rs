@@ -10,8 +10,9 @@ use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -120,10 +121,10 @@ impl Bench {
         self.settle();
     }
 
-    /// Waits until nothing is deleted in the background, and a commit more.
+    /// Waits until nothing is deleted in the background any more.
     pub fn settle(&self) {
         while wait(self.pool.info()).expect("the pool answers").deleting > 0 {
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -137,29 +138,28 @@ impl Bench {
     ) -> Measured {
         let volume = volume.clone();
         let run = self.handles[0].call(move || async move {
-            let until = Until { operations, end: None };
+            let until = Until { operations, stop: Arc::default() };
             keep_busy(volume, load, until, offset).await
         });
         wait(run).expect("the reactor lives")
     }
 
-    /// Runs for `time` on the reactor `at`, in the background.
+    /// Runs on the reactor `at`, in the background, until it is stopped.
     pub fn start(
         &self,
         at: usize,
         volume: &Volume,
         load: Load,
-        time: Duration,
         offset: impl Fn(u64) -> u64 + Send + 'static,
-    ) -> std::thread::JoinHandle<Measured> {
+    ) -> Running {
         let (volume, handle) = (volume.clone(), self.handles[at].clone());
-        std::thread::spawn(move || {
-            let run = handle.call(move || async move {
-                let until = Until { operations: u64::MAX, end: Some(Instant::now() + time) };
-                keep_busy(volume, load, until, offset).await
-            });
+        let stop = Arc::new(AtomicBool::new(false));
+        let until = Until { operations: u64::MAX, stop: Arc::clone(&stop) };
+        let thread = std::thread::spawn(move || {
+            let run = handle.call(move || async move { keep_busy(volume, load, until, offset).await });
             wait(run).expect("the reactor lives")
-        })
+        });
+        Running { stop, thread }
     }
 
     pub fn close(self) {
@@ -190,10 +190,22 @@ impl Load {
     }
 }
 
-#[derive(Clone, Copy)]
 struct Until {
     operations: u64,
-    end: Option<Instant>,
+    stop: Arc<AtomicBool>,
+}
+
+/// A load in the background.
+pub struct Running {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Measured>,
+}
+
+impl Running {
+    pub fn stop(self) -> Measured {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the load ends")
+    }
 }
 
 /// What a load found.
@@ -236,13 +248,14 @@ async fn keep_busy(
 ) -> Measured {
     let measured = Rc::new(RefCell::new(Measured::none()));
     let (offset, next, running) = (Rc::new(offset), Rc::new(Cell::new(0)), Rc::new(Cell::new(load.depth)));
-    let (ended, begin) = (Rc::new(Event::new()), Instant::now());
+    let (ended, until, begin) = (Rc::new(Event::new()), Rc::new(until), Instant::now());
     for _ in 0..load.depth {
         let (volume, measured, offset) = (volume.clone(), Rc::clone(&measured), Rc::clone(&offset));
         let (next, running, ended) = (Rc::clone(&next), Rc::clone(&running), Rc::clone(&ended));
+        let until = Rc::clone(&until);
         reactor::spawn(async move {
             let mut last = Instant::now();
-            while next.get() < until.operations && until.end.is_none_or(|end| last < end) {
+            while next.get() < until.operations && !until.stop.load(Ordering::Relaxed) {
                 let number = next.get();
                 next.set(number + 1);
                 let at = offset(number);
