@@ -49,6 +49,7 @@ fn main() {
         let started = Instant::now();
         daemon.restart();
         let answered = started.elapsed();
+        let traffic = daemon.call("device_list", json!({}))[0]["traffic"].clone();
         while TcpStream::connect(address).is_err() {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -57,9 +58,15 @@ fn main() {
         read.expect("the first read");
         let served = started.elapsed();
         println!(
-            "  the socket answers after {:.0} ms, a host has read after {:.0} ms",
+            "  the socket answers after {:.0} ms, a host has read after {:.0} ms; by then {} reads of {} MiB, {} writes of \
+             {} MiB, {} flushes",
             answered.as_secs_f64() * 1e3,
-            served.as_secs_f64() * 1e3
+            served.as_secs_f64() * 1e3,
+            traffic["reads"],
+            traffic["read_bytes"].as_u64().unwrap_or(0) >> 20,
+            traffic["writes"],
+            traffic["written_bytes"].as_u64().unwrap_or(0) >> 20,
+            traffic["flushes"],
         );
         figure.add(served.as_secs_f64());
     }

@@ -13,12 +13,15 @@ use common::{
 };
 use rimrock::pool::Volume;
 
+/// Takes the rounds, the seed and the size of a volume in bytes.
+type Part = fn(u64, u64, u64);
+
 fn main() {
     let options = Options::read();
     let (rounds, seed, gib) =
         (options.number("rounds", 9), options.number("seed", 1), options.number("gib", 1));
     println!("rounds={rounds} seed={seed} gib={gib}");
-    let parts: [(&str, fn(u64, u64, u64)); 5] =
+    let parts: [(&str, Part); 5] =
         [("first", first), ("thin", thin), ("deep", deep), ("load", load), ("group", group)];
     let wanted = options.text("part", "");
     for (name, part) in parts {
@@ -29,52 +32,49 @@ fn main() {
     }
 }
 
-/// Passes of one measurement: one write per MiB is soon over.
-const PASSES: u64 = 24;
+/// A thin volume so large that one write per MiB of it takes a while, and dirties more pages than one commit takes.
+const WIDE: u64 = 32 * GIB;
 
 /// The first overwrite after a snapshot against steady overwriting.
 fn first(rounds: u64, seed: u64, size: u64) {
-    let bench = Bench::new(&format!("ram:{}MiB?populate=yes", 3 * size / MIB), 1);
+    let bench = Bench::new(&format!("ram:{}MiB?populate=yes", 3 * size / MIB + 2048), 1);
     let volume = bench.full_volume("v", size);
+    let wide = bench.volume("wide", WIDE);
+    let pass = || bench.run(&wide, Load::write(32), WIDE / MIB, one_per_mib(WIDE));
+    pass();
     let mut figures: [Figure; 4] = Default::default();
-    let mut snapshots = Vec::new();
-    let snapshot = |snapshots: &mut Vec<String>| {
-        let name = format!("s{}", snapshots.len());
-        bench.snapshot("v", &name);
-        snapshots.push(name);
-    };
     for round in 0..rounds {
-        // One write per MiB, each the first since the snapshot.
+        // One write per MiB, each the first since the snapshot; then the same again.
         let (mut after, mut steady) = (Measured::none(), Measured::none());
-        for pass in 0..PASSES {
-            let offset = one_per_mib(seed ^ round << 32 ^ pass, size);
-            snapshot(&mut snapshots);
-            after.add(&bench.run(&volume, Load::write(32), size / MIB, offset));
-        }
-        for pass in 0..PASSES {
-            let offset = one_per_mib(!seed ^ round << 32 ^ pass, size);
-            steady.add(&bench.run(&volume, Load::write(32), size / MIB, offset));
+        for n in 0..4 {
+            bench.snapshot("wide", &format!("w{n}"));
+            after.add(&pass());
+            steady.add(&pass());
         }
         show("one per MiB", &after, &steady);
         figures[0].add(after.rate() / steady.rate());
         figures[1].add(after.at(0.999) / steady.at(0.999));
-        bench.delete(&std::mem::take(&mut snapshots));
+        bench.delete(&(0..4).map(|n| format!("w{n}")).collect::<Vec<_>>());
 
         // Random over the whole.
         let operations = size / BLOCK / 4;
-        let steady = bench.run(&volume, Load::write(32), operations, anywhere(seed ^ round << 32, size));
-        snapshot(&mut snapshots);
-        let after = bench.run(&volume, Load::write(32), operations, anywhere(!seed ^ round << 32, size));
+        let random = |salt: u64| {
+            bench.run(&volume, Load::write(32), operations, anywhere(seed ^ salt ^ round << 32, size))
+        };
+        let steady = random(1);
+        bench.snapshot("v", "s");
+        let after = random(2);
         show("random", &after, &steady);
         figures[2].add(after.rate() / steady.rate());
         figures[3].add(after.at(0.999) / steady.at(0.999));
-        bench.delete(&std::mem::take(&mut snapshots));
+        bench.delete(&["s".to_owned()]);
     }
     figures[0].judge("first overwrite after a snapshot / steady, one per MiB, throughput", Aim::AtLeast(0.9));
     figures[1]
         .judge("first overwrite after a snapshot / steady, one per MiB, p99.9 latency", Aim::AtMost(1.5));
     figures[2].judge("overwriting after a snapshot / steady, random, throughput", Aim::AtLeast(0.95));
     figures[3].judge("overwriting after a snapshot / steady, random, p99.9 latency", Aim::AtMost(1.5));
+    drop((volume, wide));
     bench.close();
 }
 
@@ -88,29 +88,23 @@ fn show(what: &str, a: &Measured, b: &Measured) {
     );
 }
 
-/// First writes to thin volumes against overwriting them.
-fn thin(rounds: u64, seed: u64, size: u64) {
-    let bench = Bench::new(&format!("ram:{}MiB?populate=yes", 2 * size / MIB), 1);
+/// First writes to a thin volume against overwriting it.
+fn thin(rounds: u64, _: u64, _: u64) {
+    let bench = Bench::new("ram:4GiB?populate=yes", 1);
     let mut figure = Figure::default();
     for round in 0..rounds {
         let (mut fresh, mut steady) = (Measured::none(), Measured::none());
-        let mut names = Vec::new();
-        let volumes: Vec<Volume> = (0..PASSES)
-            .map(|pass| {
-                names.push(format!("v{round}-{pass}"));
-                bench.volume(&names[pass as usize], size)
-            })
-            .collect();
-        for (total, salt) in [(&mut fresh, 0), (&mut steady, 1)] {
-            for (pass, volume) in (0..).zip(&volumes) {
-                let offset = one_per_mib(seed ^ round << 32 ^ pass << 1 ^ salt, size);
-                total.add(&bench.run(volume, Load::write(32), size / MIB, offset));
-            }
+        for n in 0..4 {
+            let name = format!("v{round}-{n}");
+            let volume = bench.volume(&name, WIDE);
+            let pass = || bench.run(&volume, Load::write(32), WIDE / MIB, one_per_mib(WIDE));
+            fresh.add(&pass());
+            steady.add(&pass());
+            drop(volume);
+            bench.delete(&[name]);
         }
         show("thin", &fresh, &steady);
         figure.add(fresh.rate() / steady.rate());
-        drop(volumes);
-        bench.delete(&names);
     }
     figure.judge("first write to a thin volume / steady, one per MiB, throughput", Aim::AtLeast(0.8));
     bench.close();
@@ -221,7 +215,7 @@ fn load(rounds: u64, seed: u64, size: u64) {
 }
 
 /// One snapshot of 64 volumes.
-fn group(rounds: u64, seed: u64, _size: u64) {
+fn group(rounds: u64, seed: u64, _: u64) {
     const VOLUMES: u64 = 64;
     let bench = Bench::new("ram:2GiB?populate=yes", 2);
     let volumes: Vec<Volume> = (0..VOLUMES).map(|n| bench.full_volume(&format!("v{n}"), 8 * MIB)).collect();

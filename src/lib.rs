@@ -3,6 +3,7 @@
 //!
 //! The rooms, lowest first. A room may name the rooms before it, never those after it:
 //! `memory`, `reactor` → `device` → `pool` → `target` → `control` → `cli`;
+//! `sim` crashes the pool at every step, under a simulated clock and on simulated devices;
 //! `nvme` (wire types) stands beside them and is used by `target` and `host`.
 
 pub mod cli;
@@ -15,5 +16,6 @@ pub mod nearest;
 pub mod nvme;
 pub mod pool;
 pub mod reactor;
+pub mod sim;
 pub mod target;
 pub mod units;

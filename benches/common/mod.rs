@@ -297,12 +297,15 @@ pub fn anywhere(seed: u64, size: u64) -> impl Fn(u64) -> u64 + Send + Copy + 'st
     move |n| mix(mix(seed) ^ n) % (size / BLOCK) * BLOCK
 }
 
-/// A random block in each MiB of `size` bytes, each MiB once, in a scattered order.
-pub fn one_per_mib(seed: u64, size: u64) -> impl Fn(u64) -> u64 + Send + Copy + 'static {
+/// One block in each MiB of `size` bytes, always the same one, each MiB once, in a scattered order.
+pub fn one_per_mib(size: u64) -> impl Fn(u64) -> u64 + Send + Copy + 'static {
     let chunks = size / MIB;
     // Odd steps visit each chunk once where their number is a power of two; others are taken in order.
     let step = if chunks.is_power_of_two() { 0x9e37_79b1 } else { 1 };
-    move |n| (n.wrapping_mul(step) % chunks) * MIB + mix(mix(seed) ^ n) % (MIB / BLOCK) * BLOCK
+    move |n| {
+        let chunk = n.wrapping_mul(step) % chunks;
+        chunk * MIB + mix(chunk) % (MIB / BLOCK) * BLOCK
+    }
 }
 
 /// What a ratio or a time shall be.

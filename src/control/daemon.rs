@@ -9,6 +9,7 @@ use super::devices::{Devices, OpenDevice, Opening, Origin};
 use super::error::RpcError;
 use super::exports::{ChangeError, Exports};
 use super::methods::nvmf::target_error;
+use super::transport::TransportRecord;
 use crate::config::{Config, Poll, PoolEntry, SubsystemEntry};
 use crate::device::OpenOptions;
 use crate::memory::{self, ArenaConfig};
@@ -16,7 +17,7 @@ use crate::pool::{PoolManager, PoolOptions};
 use crate::reactor::{PollMode, ReactorConfig, ReactorError, Reactors};
 use crate::target::{SubsystemSpec, Target, TargetError};
 use crate::units::format_size;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::time::Instant;
 use tokio::sync::Mutex;
@@ -64,6 +65,8 @@ pub struct Daemon {
     pub(super) exports: Exports,
     /// Whether a client of SPDK's has "created" the transport, which it may do once.
     pub(super) transport_created: Cell<bool>,
+    /// The limits of the transport as they are recorded, if they ever were set.
+    pub(super) transport: RefCell<Option<TransportRecord>>,
     pub(super) pools: PoolManager,
     /// Held while a pool is created, imported, exported or destroyed.
     pub(super) pool_changes: Mutex<()>,
@@ -98,6 +101,7 @@ impl Daemon {
             target: Target::new(reactors.handles().to_vec()),
             exports: Exports::default(),
             transport_created: Cell::new(false),
+            transport: RefCell::default(),
             pools: PoolManager::new(reactors.handles().to_vec(), config.memory.page_cache),
             pool_changes: Mutex::default(),
             devices: Devices::default(),
@@ -130,6 +134,11 @@ impl Daemon {
         for entry in &config.pool {
             let up = self.bring_up(entry).await;
             up.map_err(|error| StartError::Entry { what: format!("[[pool]] {}", entry.name), error })?;
+        }
+        // Of all pools before any: what is deleted must not come back, and the newest limits count.
+        for pool in self.pools.list() {
+            self.agree_on_transport(&pool).await;
+            self.read_deletions(&pool).await;
         }
         for pool in self.pools.list() {
             self.restore_exports(pool.name()).await;
@@ -230,7 +239,7 @@ impl Daemon {
     pub async fn stop(&self) {
         self.target.shutdown().await;
         for subsystem in self.exports.all() {
-            if let Err(error) = self.target.delete_subsystem(&subsystem.nqn).await {
+            if let Err(error) = self.target.withdraw_subsystem(&subsystem.nqn).await {
                 tracing::warn!(nqn = subsystem.nqn, %error, "a subsystem did not go in peace");
             }
         }

@@ -10,6 +10,7 @@
 
 mod changes;
 mod daemon;
+mod deleted;
 mod devices;
 pub mod error;
 mod exports;
@@ -24,5 +25,6 @@ pub mod schema;
 pub mod server;
 mod signatures;
 pub mod table;
+mod transport;
 
 pub use daemon::{Daemon, StartError};

@@ -14,6 +14,7 @@
 
 mod error;
 mod ram;
+mod sim;
 #[cfg(test)]
 mod tests;
 mod traffic;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 pub use error::{DeviceError, IoError};
+pub use sim::{SimDisks, SimFaults, SimSpec};
 pub use traffic::Traffic;
 pub use uri::DeviceUri;
 
@@ -34,6 +36,8 @@ use crate::memory::{DmaBuf, DmaSlice};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
     Ram,
+    /// See [`SimDisks`].
+    Sim,
     Uring,
 }
 
@@ -79,6 +83,7 @@ struct Inner {
 
 enum Backing {
     Ram(ram::Ram),
+    Sim(sim::Sim),
     Uring(uring::Uring),
 }
 
@@ -115,7 +120,7 @@ impl Device {
     pub fn image(&self) -> Option<Vec<u8>> {
         match &self.inner.backing {
             Backing::Ram(ram) => Some(ram.image()),
-            Backing::Uring(_) => None,
+            Backing::Sim(_) | Backing::Uring(_) => None,
         }
     }
 
@@ -129,6 +134,14 @@ impl Device {
     pub fn refuse_discards(&self) {
         if let Backing::Uring(uring) = &self.inner.backing {
             uring.refuse_discards();
+        }
+    }
+
+    /// Whether [`Device::discard`] works, as far as is known: of some devices the first one tells.
+    pub fn can_discard(&self) -> bool {
+        match &self.inner.backing {
+            Backing::Ram(_) | Backing::Sim(_) => true,
+            Backing::Uring(uring) => uring.can_discard(),
         }
     }
 
@@ -153,6 +166,7 @@ impl Device {
                 ram.read(offset, &mut buf);
                 (Ok(()), buf)
             }
+            Backing::Sim(sim) => sim.read(offset, buf).await,
             Backing::Uring(uring) => uring.read(offset, buf).await,
         }
     }
@@ -166,6 +180,7 @@ impl Device {
                 ram.write(offset, &data);
                 Ok(())
             }
+            Backing::Sim(sim) => sim.write(offset, data).await,
             Backing::Uring(uring) => uring.write(offset, data).await,
         }
     }
@@ -184,6 +199,15 @@ impl Device {
                 }
                 Ok(())
             }
+            Backing::Sim(sim) => {
+                let mut at = offset;
+                for part in data {
+                    let len = part.len() as u64;
+                    sim.write(at, part).await?;
+                    at += len;
+                }
+                Ok(())
+            }
             Backing::Uring(uring) => uring.write_vectored(offset, data).await,
         }
     }
@@ -193,6 +217,7 @@ impl Device {
         self.inner.counters.flush();
         match &self.inner.backing {
             Backing::Ram(_) => Ok(()),
+            Backing::Sim(sim) => sim.flush().await,
             Backing::Uring(uring) => uring.flush().await,
         }
     }
@@ -207,6 +232,7 @@ impl Device {
                 ram.zero(offset, len);
                 Ok(())
             }
+            Backing::Sim(sim) => sim.zero(offset, len).await,
             Backing::Uring(uring) => uring.discard(offset, len).await,
         }
     }
@@ -220,6 +246,7 @@ impl Device {
                 ram.zero(offset, len);
                 Ok(())
             }
+            Backing::Sim(sim) => sim.zero(offset, len).await,
             Backing::Uring(uring) => uring.write_zeroes(offset, len).await,
         }
     }

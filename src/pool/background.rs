@@ -106,8 +106,8 @@ impl Home {
         let lineage = {
             let records = self.records.borrow();
             let record = records.node(node).ok_or(IoError::Gone)?;
-            // Ghosts keep nothing for a ghost.
-            if !record.ghost {
+            // Ghosts keep nothing for a ghost; but what went before it, they may have kept for that.
+            if !(record.ghost && record.thinned) {
                 records.unsettle(record.parent, &mut changes);
             }
             changes.node(node, None);

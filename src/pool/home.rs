@@ -19,9 +19,10 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, Weak};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
@@ -34,10 +35,12 @@ use super::local::Owners;
 use super::node::NodeId;
 use super::pointer::{BLOCK_BYTES, CHUNK_BYTES, FANOUT, LEAVES_MAX};
 use super::records::{Changes, Entity, NodeRecord, Records, VolumeRecord};
+use super::sabotage::{Sabotage, is};
 use super::tree::VolumeId;
 use super::volume::{Shared, Volume};
 use crate::device::IoError;
 use crate::reactor::sync::Semaphore;
+use crate::reactor::{new_uuid, unix_now};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Longest name in bytes.
@@ -211,7 +214,7 @@ impl Home {
                 spec.block_size
             )));
         }
-        let uuid = spec.uuid.unwrap_or_else(Uuid::new_v4);
+        let uuid = spec.uuid.unwrap_or_else(new_uuid);
         if self.records.borrow().with_uuid(uuid).is_some() {
             return Err(PoolError::exists(format!("there is a volume or snapshot with UUID {uuid} already")));
         }
@@ -223,6 +226,7 @@ impl Home {
             block_size: spec.block_size,
             write_cache: spec.write_cache,
             created: unix_now(),
+            clear_from: None,
             origin: None,
         };
         self.add_volume(volume, None).await?;
@@ -241,13 +245,14 @@ impl Home {
             let node = records.node(parent).ok_or(IoError::Gone)?;
             let origin = records.volume(VolumeId(node.volume));
             VolumeRecord {
-                uuid: Uuid::new_v4(),
+                uuid: new_uuid(),
                 name: name.to_owned(),
                 head: 0,
                 size: node.size,
                 block_size: node.block_size,
                 write_cache: origin.is_none_or(|origin| origin.write_cache),
                 created: unix_now(),
+                clear_from: None,
                 origin: Some(node.uuid),
             }
         };
@@ -347,7 +352,7 @@ impl Home {
                     deleting: name.is_none(),
                     name,
                     created: unix_now(),
-                    uuid: Uuid::new_v4(),
+                    uuid: new_uuid(),
                     ..records.node(old).ok_or(IoError::Internal("a volume has no head"))?.clone()
                 };
                 volume.size = match parent {
@@ -376,7 +381,10 @@ impl Home {
             seals.iter().map(|(id, ..)| self.usage.borrow().get(id).cloned().unwrap_or_default()).collect();
         let sealed = owners
             .each(move |shard| async move {
-                let durable = shard.is_durable();
+                if is(Sabotage::SealLate) && shard.index == 0 {
+                    crate::reactor::sleep(std::time::Duration::from_millis(2)).await;
+                }
+                let durable = shard.is_durable() || is(Sabotage::ForgetSnapshotFlush);
                 shard.seal(&seals, &lineages, epoch);
                 let mut state = shard.state.borrow_mut();
                 let referenced = seals.iter().map(|(_, _, head)| state.nodes.referenced(*head));
@@ -459,20 +467,57 @@ impl Home {
         let mut changes = Changes::default();
         {
             let records = self.records.borrow();
-            let volume = VolumeRecord { size, ..records.volume(id).ok_or(IoError::Gone)?.clone() };
+            let clear_from = (size < old).then_some(size);
+            let volume = records.volume(id).ok_or(IoError::Gone)?.clone();
+            let volume = VolumeRecord { size, clear_from, ..volume };
             let head = NodeId(volume.head);
             let node = NodeRecord { size, ..records.node(head).ok_or(IoError::Gone)?.clone() };
             changes.volume(id, Some(volume));
             changes.node(head, Some(node));
         }
         self.commit(changes).await?;
-        if size < old {
-            volume.deallocate(size, old - size).await?;
-        }
         volume.shared.size.store(size, Ordering::Relaxed);
+        self.clear(id).await?;
         // The handle first: who gets the lock may be about to close the pool, which no handle may outlive.
         drop((volume, lock));
         self.node(name).await
+    }
+
+    /// Gives back what lies beyond the end of a volume that was shrunk.
+    async fn clear(&self, id: VolumeId) -> Result<(), PoolError> {
+        let record = self.records.borrow().volume(id).cloned();
+        let Some(record) = record.filter(|record| record.clear_from.is_some()) else { return Ok(()) };
+        let volume = self.open_entity(Entity::Volume(id))?;
+        volume.unmap(id, record.size, self.size_max()).await?;
+        // Only when it is durable may it be forgotten that it was to be done.
+        self.owners.flush().await?;
+        let mut changes = Changes::default();
+        changes.volume(id, Some(VolumeRecord { clear_from: None, ..record }));
+        self.commit(changes).await
+    }
+
+    /// Ends what a crash interrupted, in the background.
+    pub(super) fn resume(self: &Rc<Home>) {
+        self.wake_reaper();
+        let home = Rc::clone(self);
+        crate::reactor::spawn(async move {
+            let _lock = home.operations.acquire(1).await;
+            let shrunk = |home: &Home| {
+                let records = home.records.borrow();
+                records
+                    .volumes()
+                    .filter(|(_, v)| v.clear_from.is_some())
+                    .map(|(id, _)| id)
+                    .collect::<Vec<_>>()
+            };
+            for id in shrunk(&home) {
+                if !home.closed.get()
+                    && let Err(error) = home.clear(id).await
+                {
+                    tracing::warn!("a volume that was shrunk keeps space for now: {error}");
+                }
+            }
+        });
     }
 
     /// Gives a volume or a snapshot another name.
@@ -624,7 +669,7 @@ impl NodeRecord {
     /// A head for a volume.
     fn head(parent: Option<NodeId>, volume: &VolumeRecord, id: VolumeId) -> NodeRecord {
         NodeRecord {
-            uuid: Uuid::new_v4(),
+            uuid: new_uuid(),
             name: None,
             parent: parent.map(|parent| parent.0),
             sealed: None,
@@ -644,10 +689,6 @@ fn handle_key(source: Source) -> u64 {
         Source::Volume(volume) => u64::from(volume.0) << 1,
         Source::Node(node) => u64::from(node.0) << 1 | 1,
     }
-}
-
-pub(super) fn unix_now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 pub(super) fn check_name(what: &str, name: &str) -> Result<(), PoolError> {

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::catalog::{Catalog, Map};
 use super::error::{PoolError, PoolErrorKind};
-use super::home::{Home, unix_now};
+use super::home::Home;
 use super::label::{DEVICE_BYTES_MIN, Geometry, Label, LabelError, REGIONS_MAX, SHARDS_MAX, VDEVS_MAX};
 use super::local::{self, Owners};
 use super::node::{Lineage, NodeId};
@@ -26,7 +26,7 @@ use super::shard::{Answer, Regions, Shard};
 use super::space::{Ask, RegionId, RegionKind, Use};
 use crate::device::{Device, IoError};
 use crate::memory::DmaBuf;
-use crate::reactor::ReactorHandle;
+use crate::reactor::{ReactorHandle, new_uuid, unix_now};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -37,6 +37,11 @@ thread_local! {
 /// The home of a pool, on its home reactor.
 pub(super) fn home(key: usize) -> Option<Rc<Home>> {
     HOMES.with_borrow(|homes| homes.get(&key).cloned())
+}
+
+/// Forgets all pools at home on this thread.
+pub(super) fn forget_all() {
+    drop(HOMES.take());
 }
 
 /// A shard's link to its pool.
@@ -244,7 +249,7 @@ pub(super) async fn create(
             )));
         }
     }
-    let identities: Vec<Uuid> = owners.devices.iter().map(|_| Uuid::new_v4()).collect();
+    let identities: Vec<Uuid> = owners.devices.iter().map(|_| new_uuid()).collect();
     let mut records = Records::new(geometry, owners.devices.len());
     records.pool.name.clone_from(&name);
     for shard in 0..geometry.shards {
@@ -360,7 +365,7 @@ pub(super) async fn open(
         .await?;
     let home = Rc::new(home);
     HOMES.with_borrow_mut(|homes| homes.insert(key, Rc::clone(&home)));
-    home.wake_reaper();
+    home.resume();
     Ok(name)
 }
 

@@ -19,7 +19,7 @@ use super::pointer::BLOCK_BYTES;
 use super::volume::Volume;
 use crate::device::Device;
 use crate::memory::DmaBuf;
-use crate::reactor::ReactorHandle;
+use crate::reactor::{ReactorHandle, new_uuid};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -113,8 +113,7 @@ impl PoolManager {
         let geometry = choose_geometry(&devices, shards, options.region_bytes)?;
         self.check_unused(&devices)?;
         let (reactor, owners) = self.owners(devices, shards);
-        let pool =
-            Pool { name: name.to_owned(), uuid: Uuid::new_v4(), key: owners.key, home: reactor, owners };
+        let pool = Pool { name: name.to_owned(), uuid: new_uuid(), key: owners.key, home: reactor, owners };
         let (page_limit, force) = (self.page_limit(shards), options.force);
         let (name, uuid, owners, reactor) =
             (name.to_owned(), pool.uuid, Arc::clone(&pool.owners), pool.home.clone());

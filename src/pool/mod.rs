@@ -38,6 +38,7 @@ mod records;
 mod recover;
 mod regions;
 mod root;
+pub mod sabotage;
 mod shard;
 mod space;
 mod stage;
@@ -53,3 +54,10 @@ pub use info::{NodeInfo, NodeKind, PoolInfo, RollbackInfo, VolumeSpec};
 pub use label::{DEVICE_BYTES_MIN, Label, LabelError};
 pub use manager::{Pool, PoolManager, PoolOptions};
 pub use volume::Volume;
+
+/// Forgets every pool that the reactors of this thread have open, as the end of a process would: nothing is written, and
+/// nothing closed. For simulations, where many processes live and die on one thread.
+pub fn forget_all() {
+    lifecycle::forget_all();
+    local::remove_all();
+}

@@ -56,6 +56,9 @@ pub struct VolumeRecord {
     pub write_cache: bool,
     /// Seconds since 1970.
     pub created: u64,
+    /// Everything from this byte on is still to be given back: the volume was shrunk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clear_from: Option<u64>,
     /// The snapshot it began as, by UUID, for a clone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Uuid>,
@@ -328,9 +331,12 @@ impl Records {
         }
         let Some(node) = self.nodes.get(&id).filter(|node| node.deleting) else { return };
         // What is handed down goes from parent to child; everything else begins with the youngest.
-        let (chore, order) = match self.children(id).len() {
+        let heirs = self.children(id).len();
+        let is_ghost = |id: NodeId| self.nodes.get(&id).is_some_and(|node| node.ghost);
+        let (chore, order) = match heirs {
             0 => (Chore::Drop, -i64::from(id.0)),
-            1 => (Chore::HandDown, i64::from(id.0)),
+            // A ghost is nobody's heir.
+            1 if !self.children(id).any(is_ghost) => (Chore::HandDown, i64::from(id.0)),
             _ if node.thinned => return,
             _ => (Chore::Thin, -i64::from(id.0)),
         };

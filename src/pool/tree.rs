@@ -15,6 +15,7 @@ use super::label::Geometry;
 use super::node::{NodeId, Nodes};
 use super::pointer::{Block, Epoch, FANOUT, LEVELS, Page, Pointer};
 use super::root::RootRecord;
+use super::sabotage::{Sabotage, is};
 use super::space::{Space, SpaceError, Use};
 
 /// A volume's number in its pool; never used again.
@@ -371,13 +372,13 @@ impl State {
                 self.space.free(pointer.block(), self.generation)?;
             }
             let above = self.pages.find(self.pages.block(above)).expect("a dirty page is in memory");
-            self.pages.page_mut(above).set(at, Pointer::hole(birth));
+            self.pages.page_mut(above).set(at, hole(birth));
         } else {
             let frame = self.dirty_path(object, leaf, 0)?;
             let page = self.pages.page_mut(frame);
             for (i, pointer) in old.iter().enumerate().filter(|(_, pointer)| !pointer.is_hole()) {
                 debug_assert_eq!(page.get(first + i), *pointer);
-                page.set(first + i, Pointer::hole(birth));
+                page.set(first + i, hole(birth));
             }
         }
         self.nodes.count(node, referenced, written);
@@ -524,6 +525,13 @@ impl State {
             self.space.free(old.block(), self.generation)?;
         }
         Ok(())
+    }
+}
+
+fn hole(birth: Epoch) -> Pointer {
+    match is(Sabotage::ForgetHole) {
+        true => Pointer::EMPTY,
+        false => Pointer::hole(birth),
     }
 }
 

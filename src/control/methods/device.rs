@@ -114,6 +114,7 @@ pub async fn delete(daemon: &Daemon, name: &str) -> Result<Value, RpcError> {
         device
     };
     daemon.devices.settle(&device).await;
+    daemon.devices.close(device).await;
     Ok(Value::Bool(true))
 }
 
@@ -121,6 +122,7 @@ fn view(daemon: &Daemon, device: &OpenDevice) -> Value {
     let info = device.device.info();
     let kind = match info.kind {
         DeviceKind::Ram => "ram",
+        DeviceKind::Sim => "sim",
         DeviceKind::Uring => "uring",
     };
     let traffic = device.device.traffic();
