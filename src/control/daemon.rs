@@ -7,6 +7,7 @@
 
 use super::devices::{Devices, OpenDevice, Opening, Origin};
 use super::error::RpcError;
+use super::events::Events;
 use super::exports::{ChangeError, Exports};
 use super::methods::nvmf::target_error;
 use super::transport::TransportRecord;
@@ -19,6 +20,7 @@ use crate::target::{SubsystemSpec, Target, TargetError};
 use crate::units::format_size;
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::Mutex;
 use uuid::Uuid;
@@ -68,6 +70,7 @@ pub struct Daemon {
     /// The limits of the transport as they are recorded, if they ever were set.
     pub(super) transport: RefCell<Option<TransportRecord>>,
     pub(super) pools: PoolManager,
+    pub(super) events: Arc<Events>,
     /// Held while a pool is created, imported, exported or destroyed.
     pub(super) pool_changes: Mutex<()>,
     pub(super) devices: Devices,
@@ -96,13 +99,17 @@ impl Daemon {
             return Err(StartError::Buffers { given: budget as u64, floor: floor as u64 });
         }
         memory::configure(&ArenaConfig { budget, threads, hugetlb: config.memory.hugepages });
+        let events = Arc::<Events>::default();
+        let kept = Arc::clone(&events);
+        let sink = Arc::new(move |event| kept.add(&event));
         let daemon = Daemon {
             listen: config.target.listen,
             target: Target::new(reactors.handles().to_vec()),
             exports: Exports::default(),
             transport_created: Cell::new(false),
             transport: RefCell::default(),
-            pools: PoolManager::new(reactors.handles().to_vec(), config.memory.page_cache),
+            pools: PoolManager::new(reactors.handles().to_vec(), config.memory.page_cache).with_events(sink),
+            events,
             pool_changes: Mutex::default(),
             devices: Devices::default(),
             started: Instant::now(),

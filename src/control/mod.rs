@@ -13,6 +13,7 @@ mod daemon;
 mod deleted;
 mod devices;
 pub mod error;
+mod events;
 mod exports;
 pub mod framing;
 pub mod jsonrpc;

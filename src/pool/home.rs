@@ -28,7 +28,8 @@ use uuid::Uuid;
 
 use super::catalog::{Catalog, Transaction};
 use super::error::PoolError;
-use super::info::{NodeInfo, RollbackInfo, VolumeSpec};
+use super::event::{EventSink, PoolEventKind};
+use super::info::{NodeInfo, NodeKind, RollbackInfo, VolumeSpec};
 use super::io::Source;
 use super::label::Geometry;
 use super::local::Owners;
@@ -45,6 +46,8 @@ use crate::reactor::{new_uuid, unix_now};
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Longest name in bytes.
 const NAME_MAX: usize = 223;
+/// Volumes of one group snapshot: their seals must fit into what the journal keeps free for them.
+const GROUP_MAX: usize = 512;
 
 /// A pool on its home reactor.
 pub(super) struct Home {
@@ -60,6 +63,7 @@ pub(super) struct Home {
     pub(super) usage: RefCell<BTreeMap<VolumeId, Arc<AtomicU64>>>,
     pub(super) reaper: Cell<bool>,
     pub(super) closed: Cell<bool>,
+    pub(super) events: Option<EventSink>,
     pub(super) damage: RefCell<Vec<String>>,
     /// How long the last snapshot or rollback kept its volumes from starting writes.
     pub(super) last_fence: Cell<Option<Duration>>,
@@ -73,6 +77,7 @@ impl Home {
         owners: Arc<Owners>,
         records: Records,
         catalog: Catalog,
+        events: Option<EventSink>,
     ) -> Home {
         let usage = records.volumes().map(|(id, _)| (id, Arc::default())).collect();
         Home {
@@ -88,6 +93,7 @@ impl Home {
             usage: RefCell::new(usage),
             reaper: Cell::new(false),
             closed: Cell::new(false),
+            events,
             damage: RefCell::default(),
             last_fence: Cell::new(None),
         }
@@ -102,7 +108,7 @@ impl Home {
     }
 
     /// As [`commit`](Home::commit), if the catalog has room for something new.
-    async fn commit_new(&self, changes: Changes) -> Result<(), PoolError> {
+    pub(super) async fn commit_new(&self, changes: Changes) -> Result<(), PoolError> {
         self.admit(&changes).await?;
         self.commit(changes).await
     }
@@ -131,7 +137,7 @@ impl Home {
         catalog.iter().flat_map(|catalog| catalog.live()).map(|(_, block)| block).collect()
     }
 
-    fn check(&self) -> Result<(), PoolError> {
+    pub(super) fn check(&self) -> Result<(), PoolError> {
         match self.closed.get() {
             true => Err(PoolError::not_found("the pool is being exported")),
             false => Ok(()),
@@ -228,6 +234,7 @@ impl Home {
             created: unix_now(),
             clear_from: None,
             origin: None,
+            pins: Vec::new(),
         };
         self.add_volume(volume, None).await?;
         drop(lock);
@@ -254,6 +261,7 @@ impl Home {
                 created: unix_now(),
                 clear_from: None,
                 origin: Some(node.uuid),
+                pins: Vec::new(),
             }
         };
         self.add_volume(volume, Some(parent)).await?;
@@ -267,12 +275,14 @@ impl Home {
             (records.next_volume(), records.next_node())
         };
         volume.head = head.0;
+        let name = volume.name.clone();
         let node = NodeRecord::head(parent, &volume, id);
         let lineage = node.lineage();
         let mut changes = Changes::default();
         changes.volume(id, Some(volume));
         changes.node(head, Some(node));
         self.commit_new(changes).await?;
+        self.tell(PoolEventKind::Created { kind: NodeKind::Volume, name });
         let usage = Arc::new(AtomicU64::new(0));
         self.usage.borrow_mut().insert(id, Arc::clone(&usage));
         self.owners
@@ -290,6 +300,12 @@ impl Home {
     pub async fn snapshot_create(&self, wanted: &[(String, String)]) -> Result<Vec<NodeInfo>, PoolError> {
         let lock = self.operations.acquire(1).await;
         self.check()?;
+        if wanted.len() > GROUP_MAX {
+            let count = wanted.len();
+            return Err(PoolError::invalid(format!(
+                "{count} volumes are more than one instant can take ({GROUP_MAX})"
+            )));
+        }
         let mut changes = Vec::new();
         for (i, (volume, name)) in wanted.iter().enumerate() {
             self.check_name(name)?;
@@ -317,8 +333,9 @@ impl Home {
         let lock = self.operations.acquire(1).await;
         self.check()?;
         let (id, target) = (self.find_volume(volume)?, self.find_snapshot(snapshot)?);
-        if let Some(keep) = &keep {
-            self.check_name(keep)?;
+        match &keep {
+            Some(keep) => self.check_name(keep)?,
+            None => self.records.borrow().check_unpinned(volume, Entity::Volume(id), "discarded")?,
         }
         self.succeed(vec![(id, keep.clone(), Some(target))]).await?;
         let (size, handles) = {
@@ -339,6 +356,7 @@ impl Home {
         successions: Vec<(VolumeId, Option<String>, Option<NodeId>)>,
     ) -> Result<(), PoolError> {
         let volumes: Vec<VolumeId> = successions.iter().map(|(volume, ..)| *volume).collect();
+        let names: Vec<String> = successions.iter().filter_map(|(_, name, _)| name.clone()).collect();
         let (mut seals, mut lineages, mut changes) = (Vec::new(), Vec::new(), Changes::default());
         let epoch = {
             let mut records = self.records.borrow_mut();
@@ -407,6 +425,9 @@ impl Home {
             return Err(error);
         }
         owners.each(|shard| async move { shard.settle() }).await?;
+        for name in names {
+            self.tell(PoolEventKind::Created { kind: NodeKind::Snapshot, name });
+        }
         self.wake_reaper();
         Ok(())
     }
@@ -425,16 +446,25 @@ impl Home {
         }
         let node = self.node_of(entity);
         let mut changes = Changes::default();
-        {
+        let deleted = {
             let records = self.records.borrow();
+            records.check_unpinned(name, entity, "deleted")?;
+            let record = records.node(node).ok_or(IoError::Gone)?.clone();
+            let kind = match entity {
+                Entity::Volume(_) => NodeKind::Volume,
+                Entity::Snapshot(_) => NodeKind::Snapshot,
+            };
+            let mut deleted = record.name.clone();
             if let Entity::Volume(id) = entity {
+                deleted = records.volume(id).map(|volume| volume.name.clone());
                 changes.volume(id, None);
             }
-            let record = records.node(node).ok_or(IoError::Gone)?.clone();
             let sealed = record.sealed.or(Some(records.pool.epoch));
             changes.node(node, Some(NodeRecord { name: None, deleting: true, sealed, ..record }));
-        }
+            PoolEventKind::Deleted { kind, name: deleted.unwrap_or_default() }
+        };
         self.commit(changes).await?;
+        self.tell(deleted);
         if let Entity::Volume(id) = entity {
             self.usage.borrow_mut().remove(&id);
             self.owners.each(move |shard| async move { shard.remove_volume(id) }).await?;
@@ -680,6 +710,7 @@ impl NodeRecord {
             deleting: false,
             ghost: false,
             thinned: false,
+            pins: Vec::new(),
         }
     }
 }

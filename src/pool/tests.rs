@@ -8,6 +8,7 @@ mod model;
 mod operations;
 mod reactors;
 mod rot;
+mod tree;
 
 use std::rc::Rc;
 

@@ -323,7 +323,7 @@ impl State {
         let leaf = slot / FANOUT as u64;
         let frame = self.dirty_path(Object::Node(node), leaf, 0)?;
         let floor = self.nodes.floor(node, leaf + 1);
-        let (mut referenced, mut written) = (0, 0);
+        let (mut referenced, mut written, mut let_go) = (0, 0, 0);
         let first = (slot % FANOUT as u64) as usize;
         for (i, crc) in crcs.iter().enumerate() {
             let block = extent.block.add(i as u64);
@@ -336,9 +336,13 @@ impl State {
                 self.space.free(old.block(), self.generation)?;
             } else {
                 written += 1;
+                let_go += u64::from(!old.is_hole());
             }
         }
         self.nodes.count(node, referenced, written);
+        if let_go > 0 {
+            self.nodes.let_go(node, let_go);
+        }
         Ok(())
     }
 
@@ -354,13 +358,18 @@ impl State {
         }
         let floor = self.nodes.floor(node, leaf + 1);
         let old: Vec<Pointer> = self.pages.page(found).iter().skip(first).take(count).collect();
-        let (mut referenced, mut written) = (0, 0);
+        let (mut referenced, mut written, mut let_go) = (0, 0, 0);
         for pointer in old.iter().filter(|pointer| !pointer.is_hole()) {
             referenced -= 1;
             if pointer.birth() > floor {
                 self.space.free(pointer.block(), self.generation)?;
                 written -= 1;
+            } else {
+                let_go += 1;
             }
+        }
+        if let_go > 0 {
+            self.nodes.let_go(node, let_go);
         }
         if count == FANOUT {
             // The whole leaf page goes.
