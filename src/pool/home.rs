@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, Weak};
+use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
@@ -64,6 +65,8 @@ pub(super) struct Home {
     pub(super) closed: Cell<bool>,
     pub(super) events: Option<EventSink>,
     pub(super) damage: RefCell<Vec<String>>,
+    /// How long the last snapshot or rollback kept its volumes from starting writes.
+    pub(super) last_fence: Cell<Option<Duration>>,
 }
 
 impl Home {
@@ -92,6 +95,7 @@ impl Home {
             closed: Cell::new(false),
             events,
             damage: RefCell::default(),
+            last_fence: Cell::new(None),
         }
     }
 
@@ -389,6 +393,7 @@ impl Home {
         for result in owners.each(|shard| async move { shard.make_journal_room().await }).await? {
             result?;
         }
+        let fenced = Instant::now();
         owners.each(move |shard| async move { shard.fence(&volumes) }).await?;
         let usages: Vec<_> =
             seals.iter().map(|(id, ..)| self.usage.borrow().get(id).cloned().unwrap_or_default()).collect();
@@ -404,6 +409,7 @@ impl Home {
                 (durable, referenced.collect::<Vec<u64>>())
             })
             .await?;
+        self.last_fence.set(Some(fenced.elapsed()));
         for (i, usage) in usages.iter().enumerate() {
             usage.store(sealed.iter().map(|(_, referenced)| referenced[i]).sum(), Ordering::Relaxed);
         }

@@ -75,6 +75,8 @@ pub struct Shard {
     /// Set by the first error after which the shard in memory can no longer be trusted.
     fault: Cell<Option<&'static str>>,
     pub(super) closed: Cell<bool>,
+    /// Reads and writes of hosts so far, by which the background sees that it is not alone.
+    pub(super) served: Cell<u64>,
     /// Where the journal's newest records outlive this process; none when the devices do not either.
     stage: RefCell<Option<Stage>>,
     /// The pool has no region left for this shard; cleared when space returns.
@@ -129,6 +131,7 @@ impl Shard {
             damage: RefCell::default(),
             fault: Cell::new(None),
             closed: Cell::new(false),
+            served: Cell::new(0),
             stage: RefCell::new(None),
             full: Cell::new(false),
             scarce: Cell::new(false),
