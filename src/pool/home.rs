@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, Weak};
+use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
@@ -68,6 +69,8 @@ pub(super) struct Home {
     /// Checks are made one at a time.
     pub(super) checks: Semaphore,
     pub(super) scrub: Scrub,
+    /// How long the last snapshot or rollback kept its volumes from starting writes.
+    pub(super) last_fence: Cell<Option<Duration>>,
 }
 
 impl Home {
@@ -98,6 +101,7 @@ impl Home {
             damage: RefCell::default(),
             checks: Semaphore::new(1),
             scrub: Scrub::default(),
+            last_fence: Cell::new(None),
         }
     }
 
@@ -395,6 +399,7 @@ impl Home {
         for result in owners.each(|shard| async move { shard.make_journal_room().await }).await? {
             result?;
         }
+        let fenced = Instant::now();
         owners.each(move |shard| async move { shard.fence(&volumes) }).await?;
         let usages: Vec<_> =
             seals.iter().map(|(id, ..)| self.usage.borrow().get(id).cloned().unwrap_or_default()).collect();
@@ -410,6 +415,7 @@ impl Home {
                 (durable, referenced.collect::<Vec<u64>>())
             })
             .await?;
+        self.last_fence.set(Some(fenced.elapsed()));
         for (i, usage) in usages.iter().enumerate() {
             usage.store(sealed.iter().map(|(_, referenced)| referenced[i]).sum(), Ordering::Relaxed);
         }

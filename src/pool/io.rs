@@ -77,6 +77,7 @@ impl Shard {
     /// Fills `buf` (whole blocks, within one leaf) from `slot` on.
     pub async fn read(&self, source: Source, slot: u64, mut buf: DmaBuf) -> (Result<(), IoError>, DmaBuf) {
         let guard = self.enter();
+        self.served.set(self.served.get() + 1);
         let (first, count) = ((slot % FANOUT as u64) as usize, buf.len() / BLOCK_BYTES);
         if count == 1 {
             return match self.pointers(source, slot, |page| page.get(first)).await {
@@ -223,6 +224,7 @@ impl Shard {
         data: DmaSlice,
         unless_changed: Option<Pointer>,
     ) -> Result<bool, IoError> {
+        self.served.set(self.served.get() + 1);
         let crcs: Vec<u32> = data.chunks_exact(BLOCK_BYTES).map(crc32c::crc32c).collect();
         let count = crcs.len() as u32;
         let (extents, _turn) = match self.reserve(count, OVERWRITE_RESERVE).await {

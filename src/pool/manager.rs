@@ -6,6 +6,7 @@ use std::future::Future;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -349,6 +350,11 @@ impl Pool {
     ) -> Result<RollbackInfo, PoolError> {
         let (volume, snapshot) = (volume.to_owned(), snapshot.to_owned());
         self.run(|home| async move { home.rollback(&volume, &snapshot, keep).await }).await
+    }
+
+    /// How long the last snapshot or rollback since the pool was opened kept its volumes from starting writes.
+    pub async fn last_fence(&self) -> Result<Option<Duration>, PoolError> {
+        self.run(|home| async move { Ok(home.last_fence.get()) }).await
     }
 
     /// Deletes a volume or a snapshot.

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use zerocopy::little_endian::{U64, U128};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-use super::pointer::{BLOCK_BYTES, Epoch, Pointer};
+use super::pointer::{BLOCK_BYTES, Epoch, LEAVES_MAX, Pointer};
 
 /// A node's number; never used again after the node is gone. 0 is never used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -99,6 +99,8 @@ pub struct Nodes {
     /// For a node that inherits: the ancestor that owned the root when it was last looked for.
     hints: BTreeMap<NodeId, NodeId>,
     reaping: Option<Reaping>,
+    /// Nodes that were taken apart here and that the catalog still has.
+    reaped: BTreeSet<NodeId>,
     /// Blocks that a ghost's children have ceased to name since it was thinned.
     stale: HashMap<NodeId, u64>,
 }
@@ -119,6 +121,7 @@ impl Nodes {
         self.leave_parent(node);
         self.lineage.remove(&node);
         self.hints.remove(&node);
+        self.reaped.remove(&node);
         self.stale.remove(&node);
         if self.slots.remove(&node).is_some() {
             self.touch(node);
@@ -132,6 +135,7 @@ impl Nodes {
         };
         let gone: Vec<NodeId> = self.slots.iter().filter_map(gone).collect();
         for node in gone {
+            self.reaped.remove(&node);
             self.slots.remove(&node);
             self.touch(node);
         }
@@ -361,6 +365,14 @@ impl Nodes {
         0
     }
 
+    /// A deleted node that must be dealt with before any other: one that is being worked on, or was taken apart here and
+    /// perhaps not in other shards. Its parent would take it for an heir that has everything.
+    pub fn begun(&self) -> Option<Reaping> {
+        let reaped =
+            || self.reaped.first().map(|node| Reaping { node: *node, cursor: LEAVES_MAX, thinning: false });
+        self.reaping.or_else(reaped)
+    }
+
     /// The reaping under way.
     pub fn reaping(&self) -> Option<Reaping> {
         self.reaping
@@ -400,6 +412,7 @@ impl Nodes {
             }
         }
         self.slots.insert(node, Slot { root: Root::Reaped, referenced: 0, written: 0 });
+        self.reaped.insert(node);
         self.dirty.insert(node.0 / SLOTS_PER_BLOCK);
         self.reaping = None;
     }
@@ -468,6 +481,9 @@ impl Nodes {
                 (false, _) => Root::Own(root),
             };
             let id = NodeId(index * SLOTS_PER_BLOCK + i as u32);
+            if root == Root::Reaped {
+                self.reaped.insert(id);
+            }
             self.slots
                 .insert(id, Slot { root, referenced: slot.referenced.get(), written: slot.written.get() });
         }

@@ -219,8 +219,13 @@ impl Shard {
         let mut newest: Epoch = self.state.borrow().epoch;
         for block in blocks {
             let certain = block.sequence < durable;
-            for record in block.records {
-                newest = newest.max(self.replay_record(record, certain, &mut renamed).await?);
+            // One after the other, a journal's worth of small reads would take seconds.
+            let arrived = match certain {
+                true => block.records.iter().map(|_| Ok(true)).collect(),
+                false => super::join::all(block.records.iter().map(|record| self.has_arrived(record))).await,
+            };
+            for (record, arrived) in block.records.into_iter().zip(arrived) {
+                newest = newest.max(self.replay_record(record, arrived, &mut renamed).await?);
             }
         }
         self.state.borrow_mut().epoch = newest;
@@ -270,11 +275,11 @@ impl Shard {
         Ok(blocks)
     }
 
-    /// Applies one record. Returns its epoch.
+    /// Applies one record; what it maps must have `arrived`. Returns its epoch.
     async fn replay_record(
         &self,
         record: Record,
-        certain: bool,
+        arrived: Result<bool, RecoverError>,
         renamed: &mut HashMap<NodeId, NodeId>,
     ) -> Result<Epoch, RecoverError> {
         let resolve = |node: NodeId, renamed: &HashMap<NodeId, NodeId>| {
@@ -295,7 +300,7 @@ impl Shard {
             Record::Map { node, slot, block, birth, crcs } => {
                 let node = resolve(node, renamed);
                 // A node that the catalog no longer has was deleted; so was all that was written to it.
-                if known(node) && (certain || self.data_arrived(block, &crcs).await?) {
+                if known(node) && arrived? {
                     self.make_ready(node, slot).await?;
                     let extent = Extent { block, count: crcs.len() as u32 };
                     let mut state = self.state.borrow_mut();
@@ -333,6 +338,13 @@ impl Shard {
                     return Err(self.contradiction("no metadata space is left to replay the journal"));
                 }
             }
+        }
+    }
+
+    async fn has_arrived(&self, record: &Record) -> Result<bool, RecoverError> {
+        match record {
+            Record::Map { block, crcs, .. } => self.data_arrived(*block, crcs).await,
+            Record::Seal { .. } | Record::Unmap { .. } => Ok(true),
         }
     }
 

@@ -88,6 +88,8 @@ pub struct Shard {
     /// Set by the first error after which the shard in memory can no longer be trusted.
     fault: Cell<Option<&'static str>>,
     pub(super) closed: Cell<bool>,
+    /// Reads and writes of hosts so far, by which the background sees that it is not alone.
+    pub(super) served: Cell<u64>,
     /// Where the journal's newest records outlive this process; none when the devices do not either.
     stage: RefCell<Option<Stage>>,
     /// The pool has no region left for this shard; cleared when space returns.
@@ -147,6 +149,7 @@ impl Shard {
             heals: Cell::new(true),
             fault: Cell::new(None),
             closed: Cell::new(false),
+            served: Cell::new(0),
             stage: RefCell::new(None),
             full: Cell::new(false),
             scarce: Cell::new(false),
@@ -326,8 +329,7 @@ impl Shard {
     pub(super) fn release(&self) {
         let oldest = self.reads.borrow().keys().next().copied().unwrap_or(u64::MAX);
         let oldest = if is(Sabotage::ForgetReads) { u64::MAX } else { oldest };
-        let durable = if is(Sabotage::FreeEarly) { u64::MAX } else { self.durable_generation.get() };
-        let upto = durable.min(oldest.saturating_sub(1));
+        let upto = self.durable_generation.get().min(oldest.saturating_sub(1));
         if self.state.borrow_mut().space.release(upto) > 0 {
             self.full.set(false);
             self.changed.notify();

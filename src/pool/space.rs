@@ -19,6 +19,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::label::Geometry;
 use super::pointer::{BLOCK_BYTES, Block, FANOUT};
+use super::sabotage::{Sabotage, is};
 
 /// A region: the vdev in the top 8 of 32 bits, its index on that vdev below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -321,6 +322,9 @@ impl Space {
         match self.queue.back_mut() {
             Some(held) if held.generation == generation => held.blocks.push(block),
             _ => self.queue.push_back(Held { generation, blocks: vec![block] }),
+        }
+        if is(Sabotage::FreeEarly) {
+            self.release(u64::MAX);
         }
         Ok(())
     }
