@@ -26,7 +26,10 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("host", &["memory", "nvme", "reactor"]),
     ("target", &["device", "memory", "nvme", "pool", "reactor"]),
     ("control", &["config", "device", "memory", "nearest", "nvme", "pool", "reactor", "target", "units"]),
-    ("cli", &["config", "control", "device", "host", "memory", "nearest", "nvme", "reactor", "units"]),
+    (
+        "cli",
+        &["config", "control", "device", "host", "memory", "nearest", "nvme", "pool", "reactor", "units"],
+    ),
     ("sim", &["device", "memory", "pool", "reactor"]),
     ("bin", &["sim"]),
     ("main", &["cli"]),

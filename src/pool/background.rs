@@ -54,7 +54,7 @@ impl Home {
 
     async fn next_chore(&self) -> Result<Option<(NodeId, Chore)>, PoolError> {
         // What a shard has begun, perhaps before a crash, must be ended before anything else is begun.
-        let begun = self.owners.each(|shard| async move { shard.state.borrow().nodes.reaping() }).await?;
+        let begun = self.owners.each(|shard| async move { shard.state.borrow().nodes.begun() }).await?;
         let mut begun: Vec<Reaping> = begun.into_iter().flatten().collect();
         // A thinning that a shard remembers may be one that was ended, and that no commit of the shard has come after.
         begun.sort_by_key(|reaping| reaping.thinning);

@@ -2,6 +2,9 @@
 //! snapshots; and the space adds up.
 #![forbid(unsafe_code)]
 
+mod check;
+mod decoders;
+mod format;
 mod full;
 mod ghosts;
 mod model;
@@ -14,7 +17,7 @@ use std::rc::Rc;
 
 use crate::device::{Device, OpenOptions};
 use crate::memory::DmaBuf;
-use crate::pool::{Pool, PoolManager, PoolOptions, VolumeSpec};
+use crate::pool::{CheckOptions, Pool, PoolManager, PoolOptions, VolumeSpec};
 use crate::reactor::block_on;
 
 /// A blank device of `mib` MiB.
@@ -63,8 +66,8 @@ async fn read(pool: &Pool, volume: &str, offset: u64, len: usize) -> Vec<u8> {
 }
 
 async fn assert_sound(pool: &Pool) {
-    let wrong = pool.verify().await.unwrap();
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let report = pool.check(CheckOptions::default()).await.unwrap();
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
 }
 
 /// Waits until the background work that deleting calls for is done.
