@@ -9,6 +9,7 @@ mod client;
 mod clone;
 mod daemon;
 mod device;
+mod diff;
 mod failure;
 mod output;
 mod pool;

@@ -44,6 +44,7 @@ impl Home {
             let next = {
                 let records = self.records.borrow();
                 let deleting = records.nodes().filter(|(_, node)| node.deleting).map(|(id, _)| id);
+                let deleting = deleting.filter(|id| !self.pins.has(*id));
                 let mut candidates: Vec<(usize, NodeId)> = deleting
                     .map(|id| (records.children(id).len(), id))
                     .filter(|(count, _)| *count < 2)

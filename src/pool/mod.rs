@@ -5,7 +5,7 @@
 //! | `pointer` | the one pointer, the one page |
 //! | `label`, `root`, `catalog`, `journal`, `space`, `node` | the stored forms and their rules, no I/O but the catalog's |
 //! | `cache`, `tree` | a shard's pages and trees in memory |
-//! | `shard`, `io`, `commit`, `walk`, `recover`, `check` | a shard at work on its reactor |
+//! | `shard`, `io`, `commit`, `walk`, `diff`, `recover`, `check` | a shard at work on its reactor |
 //! | `stage` | the journal's newest records in shared memory, for when only this process dies |
 //! | `local`, `volume` | how requests find their shards |
 //! | `records`, `home`, `info`, `background` | the pool as a whole: what the catalog says, the operations on it, what it does by itself |
@@ -21,6 +21,7 @@ mod catalog;
 mod check;
 mod commit;
 mod copy;
+mod diff;
 mod error;
 mod home;
 mod info;
@@ -47,6 +48,7 @@ mod walk;
 #[cfg(test)]
 mod tests;
 
+pub use diff::{DiffPart, DiffRange, RangeKind};
 pub use error::{PoolError, PoolErrorKind};
 pub use info::{NodeInfo, NodeKind, PoolInfo, RollbackInfo, VolumeSpec};
 pub use label::{DEVICE_BYTES_MIN, Label, LabelError};

@@ -2,6 +2,7 @@
 //! snapshots; and the space adds up.
 #![forbid(unsafe_code)]
 
+mod diff;
 mod full;
 mod model;
 mod operations;
