@@ -183,6 +183,11 @@ enum Limit {
     None,
 }
 
+/// The memory that a buffer of `len` bytes takes, bytes.
+pub fn footprint(len: usize) -> usize {
+    if len > CHUNK { len.next_multiple_of(HUGE_PAGE) } else { BUFFER_ALIGN << class_of(len) }
+}
+
 fn class_of(len: usize) -> usize {
     len.div_ceil(BUFFER_ALIGN).max(1).next_power_of_two().ilog2() as usize
 }

@@ -13,7 +13,7 @@ mod buf;
 mod mapping;
 mod shared;
 
-pub use arena::{ArenaConfig, ArenaStats, budget, budget_floor, configure, settle, stats};
+pub use arena::{ArenaConfig, ArenaStats, budget, budget_floor, configure, footprint, settle, stats};
 pub use buf::{DmaBuf, DmaSlice, zeros};
 pub use shared::SharedRegion;
 

@@ -109,7 +109,7 @@ impl Shard {
         end: u64,
         pieces_max: usize,
     ) -> Result<(Vec<Piece>, u64), IoError> {
-        let others: &[NodeId] = base.as_ref().map_or(&[], std::slice::from_ref);
+        let others: &[NodeId] = base.as_slice();
         let what = Comparison { a: node, others, floor: 0, both: true };
         let mut pieces: Vec<Piece> = Vec::new();
         let (mut at, mut steps) = (from, 0);

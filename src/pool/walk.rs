@@ -174,7 +174,7 @@ impl Shard {
             }
             state.nodes.floor(node, LEAVES_MAX)
         };
-        let others: &[NodeId] = heir.as_ref().map_or(&[], std::slice::from_ref);
+        let others: &[NodeId] = heir.as_slice();
         let what = Comparison { a: node, others, floor, both: false };
         let mut cursor = self.state.borrow().nodes.reaping().map_or(0, |(_, cursor)| cursor);
         let mut steps = 0;

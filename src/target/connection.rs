@@ -153,9 +153,14 @@ impl Connection {
         self.transfers.waiting()
     }
 
-    /// Bytes of buffers that wait for data from the host.
-    pub fn waiting_bytes(&self) -> usize {
-        self.transfers.waiting_bytes()
+    /// Memory of buffers that wait for data from the host, bytes.
+    pub fn held_for_receiving(&self) -> usize {
+        self.transfers.held()
+    }
+
+    /// Memory of data that waits to be sent, bytes.
+    pub fn held_for_sending(&self) -> usize {
+        self.transmit.held()
     }
 
     /// Bytes that hosts were asked for and have not sent.
@@ -533,7 +538,7 @@ impl Connection {
             let zeros = memory::zeros(missing);
             missing -= zeros.len();
             digest = digest.map(|sum| crc32c::crc32c_append(sum, &zeros));
-            self.transmit.push_data(zeros);
+            self.transmit.push_shared(zeros);
         }
         if let Some(digest) = digest {
             self.transmit.push_bytes(&digest.to_le_bytes());

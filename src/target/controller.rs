@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uuid::Uuid;
 
 use super::inbox::{CloseReason, Inbox, Message};
+use super::share::Reserve;
 use super::spec::{ControllerView, QueueView};
 use super::subsystem::Subsystem;
 use crate::nvme::nqn::Nqn;
@@ -61,6 +62,8 @@ pub struct Controller {
     pub cache_reported: AtomicBool,
     /// The host has switched the cache off.
     pub cache_off: AtomicBool,
+    /// What its queues have of the last memory for data.
+    pub reserve: Reserve,
     traffic: TrafficCounters,
     closing: AtomicBool,
     /// When anything last moved on any queue, milliseconds on the target's clock.
@@ -133,6 +136,7 @@ impl Controller {
             enabled: AtomicBool::new(false),
             cache_reported: AtomicBool::new(false),
             cache_off: AtomicBool::new(false),
+            reserve: Reserve::default(),
             traffic: TrafficCounters::default(),
             closing: AtomicBool::new(false),
             last_traffic_ms: AtomicU64::new(0),

@@ -23,10 +23,10 @@ use super::command_ids::CommandIds;
 use super::connection::Connection;
 use super::controller::{Controller, Traffic};
 use super::job::{Done, Job, NamespaceRef, Work};
-use super::share::Share;
+use super::share::{Admission, Share};
 use super::spec::C2hSuccess;
 use super::transfer::Arrived;
-use crate::memory::{DmaBuf, DmaSlice};
+use crate::memory::{self, DmaBuf, DmaSlice};
 use crate::nvme::base::{Cqe, NSID_ALL, SglKind, Sqe, nvm};
 use crate::nvme::command::{DatasetManagement, DsmRange, ReadWrite};
 use crate::nvme::status::{Status, sct};
@@ -51,11 +51,17 @@ enum Slot {
     },
 }
 
-/// The bytes that a running command holds, by direction.
+/// The memory that commands hold, by direction, bytes.
 #[derive(Clone, Copy, Default)]
 struct Held {
     read: usize,
     write: usize,
+}
+
+impl Held {
+    fn sum(self) -> usize {
+        self.read + self.write
+    }
 }
 
 /// What a waiting command needs a buffer for.
@@ -97,7 +103,7 @@ pub struct IoQueue {
     held: Held,
     /// For the data of the next command.
     spare: Option<DmaBuf>,
-    /// The arena had no memory when it was last asked: nobody will say when it has.
+    /// There was no memory when it was last asked for, or others had too much: nobody will say when that has changed.
     is_dry: bool,
     jobs: Vec<Job>,
     /// What was done since the controller was last told.
@@ -189,7 +195,8 @@ impl IoQueue {
         if len == 0 || conn.transfers_waiting() > 0 {
             return true;
         }
-        if self.held.write > 0 && self.held.write + len > self.share.window() {
+        let held = self.held_with(conn);
+        if !self.is_admitted(held.write, held.sum(), len) {
             return false;
         }
         if self.spare.as_ref().is_none_or(|spare| spare.len() < len) {
@@ -197,6 +204,28 @@ impl IoQueue {
             self.is_dry |= self.spare.is_none();
         }
         self.spare.is_some()
+    }
+
+    /// What the queue's commands hold, wherever they are.
+    fn held_with(&self, conn: &Connection) -> Held {
+        Held {
+            read: self.held.read + conn.held_for_sending(),
+            write: self.held.write + conn.held_for_receiving(),
+        }
+    }
+
+    /// Whether the share allows a buffer of `len` bytes in a direction that holds `own` of the queue's `held` bytes.
+    fn is_admitted(&mut self, own: usize, held: usize, len: usize) -> bool {
+        let admission = self.share.admit(own, held, memory::footprint(len));
+        self.is_dry |= admission == Admission::AllTaken;
+        admission == Admission::Granted
+    }
+
+    /// Brings the share up to date with what commands hold. Once per turn, after sending.
+    pub fn account(&mut self, conn: &Connection) {
+        // One for each turn, so that no idle queue keeps one.
+        self.spare = None;
+        self.share.count(self.held_with(conn).sum());
     }
 
     /// Tells the controller what was done since the last call.
@@ -413,12 +442,13 @@ impl IoQueue {
     }
 
     /// A buffer, if there is memory and the command's window is open. A window is always open for the first.
-    fn buffer(&mut self, conn: &mut Connection, need: &Need) -> Option<DmaBuf> {
-        let (len, used) = match need {
-            Need::Read { len, .. } => (*len as usize, self.held.read + conn.transmit().pending()),
-            Need::HostData { len, .. } => (*len as usize, self.held.write + conn.waiting_bytes()),
+    fn buffer(&mut self, conn: &Connection, need: &Need) -> Option<DmaBuf> {
+        let held = self.held_with(conn);
+        let (len, own) = match need {
+            Need::Read { len, .. } => (*len as usize, held.read),
+            Need::HostData { len, .. } => (*len as usize, held.write),
         };
-        if used > 0 && used + len > self.share.window() {
+        if !self.is_admitted(own, held.sum(), len) {
             return None;
         }
         let buf = DmaBuf::try_uninit(len);
@@ -521,12 +551,12 @@ impl IoQueue {
         let mut held = Held::default();
         match &work {
             Work::Read { buf, .. } => {
-                held.read = buf.len();
+                held.read = memory::footprint(buf.len());
                 self.traffic.reads += 1;
                 self.traffic.bytes_read += buf.len() as u64;
             }
             Work::Write { data, .. } => {
-                held.write = data.len();
+                held.write = memory::footprint(data.len());
                 self.traffic.writes += 1;
                 self.traffic.bytes_written += data.len() as u64;
             }

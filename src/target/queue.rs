@@ -396,6 +396,13 @@ impl Queue {
         self.endpoint.shared.now_ms(now) > ms
     }
 
+    /// Brings what commands hold up to date. Once per turn, after sending.
+    pub fn account(&mut self) {
+        if let Role::Io(io) = &mut self.role {
+            io.account(&self.conn);
+        }
+    }
+
     /// When [`Queue::turn`] and [`Queue::judge`] are due although nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
         let role = match &self.role {

@@ -143,6 +143,7 @@ impl<F: Future<Output = Done>> Session<F> {
             let now = reactor::now();
             let mut worked = poll_fn(|cx| Poll::Ready(self.turn(now, cx))).await;
             worked |= self.send();
+            self.queue.account();
             if self.queue.ending() != Ending::Open {
                 return;
             }
@@ -322,6 +323,7 @@ impl<F: Future<Output = Done>> Session<F> {
         }
         self.queue.decline_all();
         self.drain().await;
+        self.queue.account();
         match (&controller, qid) {
             (Some(controller), Some(0)) => {
                 self.await_io_queues(controller).await;

@@ -18,7 +18,7 @@
 
 use std::collections::VecDeque;
 
-use crate::memory::DmaBuf;
+use crate::memory::{self, DmaBuf};
 
 const INDEX_BITS: u32 = 11;
 const INDEX_MASK: u16 = (1 << INDEX_BITS) - 1;
@@ -77,7 +77,8 @@ pub struct Transfers {
     free: Vec<u16>,
     abandoned: VecDeque<u16>,
     waiting: usize,
-    waiting_bytes: usize,
+    /// Memory of the buffers that wait, bytes.
+    held: usize,
     owed: usize,
     /// Bytes that have come since the beginning.
     arrived: u64,
@@ -89,12 +90,12 @@ impl Transfers {
         self.waiting
     }
 
-    /// Bytes of buffers that wait for data.
-    pub fn waiting_bytes(&self) -> usize {
-        self.waiting_bytes
+    /// Memory of the buffers that wait for data, bytes.
+    pub fn held(&self) -> usize {
+        self.held
     }
 
-    /// Bytes of them that are not here yet.
+    /// Bytes that were asked for and are not here yet.
     pub fn bytes_owed(&self) -> usize {
         self.owed
     }
@@ -128,7 +129,7 @@ impl Transfers {
         let entry = &mut self.entries[usize::from(index)];
         entry.generation = entry.generation % GENERATION_MAX + 1;
         self.waiting += 1;
-        self.waiting_bytes += buf.len();
+        self.held += memory::footprint(buf.len());
         self.owed += buf.len();
         entry.state = State::Waiting(Waiting { token, cid, buf, received: 0, intact: true });
         Ok(u16::from(entry.generation) << INDEX_BITS | index)
@@ -213,7 +214,7 @@ impl Transfers {
         let entry = &mut self.entries[usize::from(index.0)];
         let State::Waiting(waiting) = std::mem::replace(&mut entry.state, State::Free) else { return None };
         self.waiting -= 1;
-        self.waiting_bytes -= waiting.buf.len();
+        self.held -= memory::footprint(waiting.buf.len());
         self.free.push(index.0);
         Some(Arrived { token: waiting.token, buf: waiting.buf, intact: waiting.intact })
     }
@@ -249,7 +250,7 @@ impl Transfers {
         if let State::Waiting(waiting) = &entry.state {
             let (cid, received, len) = (waiting.cid, waiting.received, waiting.buf.len());
             self.waiting -= 1;
-            self.waiting_bytes -= len;
+            self.held -= memory::footprint(len);
             self.owed -= len - received;
             entry.state = State::Abandoned { cid, received, len };
             self.abandoned.push_back(index);
@@ -321,7 +322,7 @@ mod tests {
         let ttag = open(&mut transfers, 1, 8);
         let mut abandon = |token| transfers.abandon(token, |_| 0);
         assert!(abandon(1) && !abandon(1) && !abandon(2));
-        assert_eq!((transfers.waiting(), transfers.waiting_bytes()), (0, 0));
+        assert_eq!((transfers.waiting(), transfers.held()), (0, 0));
         assert_eq!(transfers.accept(ttag, 1, 0, 4, false), Ok(None));
         assert_eq!(transfers.accept(ttag, 1, 4, 4, true), Ok(None));
         assert_eq!(transfers.accept(ttag, 1, 0, 8, true), Err(DataHeaderError::UnknownTag));

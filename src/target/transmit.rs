@@ -15,7 +15,7 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
-use crate::memory::DmaSlice;
+use crate::memory::{self, DmaSlice};
 
 /// Sent header bytes are given back once this many have piled up in front.
 const HEAD_COMPACT_BYTES: usize = 64 * 1024;
@@ -23,7 +23,11 @@ const HEAD_COMPACT_BYTES: usize = 64 * 1024;
 enum Segment {
     /// That many bytes of `head`.
     Head(usize),
-    Data(DmaSlice),
+    Data {
+        data: DmaSlice,
+        /// The memory that this view alone holds, bytes.
+        held: usize,
+    },
 }
 
 #[derive(Default)]
@@ -33,6 +37,8 @@ pub struct Transmit {
     head_start: usize,
     segments: VecDeque<Segment>,
     pending: usize,
+    /// Memory that the data holds, bytes.
+    held: usize,
     /// Bytes sent since the beginning.
     sent: u64,
 }
@@ -46,6 +52,11 @@ impl Transmit {
     /// Of these, bytes that were copied here.
     pub fn pending_copied(&self) -> usize {
         self.head.len() - self.head_start
+    }
+
+    /// Memory that data holds until it is sent, bytes.
+    pub fn held(&self) -> usize {
+        self.held
     }
 
     /// Bytes sent since the connection began.
@@ -71,13 +82,24 @@ impl Transmit {
         }
     }
 
-    /// Appends a slice by reference.
+    /// Appends a slice by reference, the only one to its memory.
     pub fn push_data(&mut self, data: DmaSlice) {
+        let held = memory::footprint(data.len());
+        self.push_view(data, held);
+    }
+
+    /// Appends a slice of memory that others hold in any case.
+    pub fn push_shared(&mut self, data: DmaSlice) {
+        self.push_view(data, 0);
+    }
+
+    fn push_view(&mut self, data: DmaSlice, held: usize) {
         if data.is_empty() {
             return;
         }
         self.pending += data.len();
-        self.segments.push_back(Segment::Data(data));
+        self.held += held;
+        self.segments.push_back(Segment::Data { data, held });
     }
 
     /// Fills `out` with as many of the first pending segments as fit and returns how many it used.
@@ -90,7 +112,7 @@ impl Transmit {
                     at += len;
                     &self.head[at - len..at]
                 }
-                Segment::Data(data) => data,
+                Segment::Data { data, .. } => data,
             });
             used += 1;
         }
@@ -106,17 +128,18 @@ impl Transmit {
             let Some(front) = self.segments.front_mut() else { break };
             let len = match front {
                 Segment::Head(len) => *len,
-                Segment::Data(data) => data.len(),
+                Segment::Data { data, .. } => data.len(),
             };
             let sent = len.min(count);
             count -= sent;
             if let Segment::Head(left) = front {
                 self.head_start += sent;
                 *left -= sent;
-            } else if let Segment::Data(data) = front
-                && sent < len
-            {
-                data.advance(sent);
+            } else if let Segment::Data { data, held } = front {
+                match sent < len {
+                    true => data.advance(sent),
+                    false => self.held -= *held,
+                }
             }
             if sent == len {
                 self.segments.pop_front();
@@ -137,6 +160,7 @@ impl Transmit {
         self.head.clear();
         self.head_start = 0;
         self.pending = 0;
+        self.held = 0;
     }
 }
 
@@ -172,14 +196,16 @@ mod tests {
                     transmit.push_bytes(&[round; 24]);
                     transmit.push_bytes(&[round | 0x80; 3]);
                     transmit.push_data(DmaSlice::copy_of(&data));
+                    transmit.push_shared(DmaSlice::copy_of(&[1]));
                     transmit.push_data(DmaSlice::copy_of(&[]));
                     expected.extend_from_slice(&[round; 24]);
                     expected.extend_from_slice(&[round | 0x80; 3]);
                     expected.extend_from_slice(&data);
+                    expected.push(1);
                 }
-                assert_eq!(transmit.pending(), expected.len());
+                assert_eq!((transmit.pending(), transmit.held()), (expected.len(), 4 * 4096));
                 assert_eq!(drain(&mut transmit, step, slots), expected, "step {step} slots {slots}");
-                assert_eq!(transmit.pending(), 0);
+                assert_eq!((transmit.pending(), transmit.held()), (0, 0));
             }
         }
     }

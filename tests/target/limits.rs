@@ -1,5 +1,7 @@
 //! What one host can take, and what is left for the others.
 
+use std::time::{Duration, Instant};
+
 use rimrock::memory::{self, ArenaConfig};
 use rimrock::target::NamespaceSpec;
 
@@ -54,13 +56,52 @@ fn a_host_that_takes_no_answers_leaves_memory_for_others() {
             io.submit(Sqe::rw(2, 1, i % 8 * 256, 255).sgl(TRANSPORT, MIB), &[]);
         }
     }
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(300));
     rig.check_health();
     assert!(memory::stats().mapped <= SMALL + (4 << 20), "{:?}", memory::stats());
     // Whoever begins to read gets all of it.
     for _ in 0..64 {
         assert_eq!(queues[0].complete(&[]).expect_ok().len(), MIB as usize);
     }
+}
+
+#[test]
+fn a_host_that_fills_its_windows_before_others_join_does_not_keep_them_waiting() {
+    let rig = small_rig();
+    let admin = rig.admin();
+    // Each queue takes what it can get before the next one joins: data it never sends, answers it never takes.
+    let queues: Vec<Wire> = (1..=32)
+        .map(|qid| {
+            let mut io = rig.wire();
+            io.connect_io(&admin, HOSTNQN, qid, 128).expect_ok();
+            for i in 0..48 {
+                let opcode = if i < 24 { 1 } else { 2 };
+                io.submit(Sqe::rw(opcode, 1, i % 16 * 256, 255).sgl(TRANSPORT, MIB), &[]);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            io
+        })
+        .collect();
+    for round in 0..3 {
+        let start = Instant::now();
+        rig.check_health();
+        let (_admin, mut io) = rig.connect_as(&format!("{OTHER_HOST}-{round}"), 128);
+        // One of the largest at a time, both ways, and many small ones.
+        let data = pattern(MIB as usize, round);
+        assert!(io.write(1, 0, &data).ok());
+        assert_eq!(io.read(1, 0, MIB).expect_ok(), data);
+        for i in 0..100 {
+            io.submit(Sqe::rw(2, 1, i, 0).sgl(TRANSPORT, 4096), &[]);
+        }
+        for _ in 0..100 {
+            assert!(io.complete(&[]).ok());
+        }
+        let took = start.elapsed();
+        assert!(took < Duration::from_secs(1), "round {round} took {took:?}");
+    }
+    assert!(memory::stats().mapped <= SMALL + (4 << 20), "{:?}", memory::stats());
+    drop((admin, queues));
+    rig.await_connections(0);
 }
 
 #[test]
@@ -93,10 +134,10 @@ fn many_hosts_with_little_memory_half_of_which_die_are_all_served() {
     }
     rig.await_connections(0);
     assert!(memory::stats().mapped <= SMALL + (4 << 20), "{:?}", memory::stats());
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(5);
     while open_files() > files {
-        assert!(std::time::Instant::now() < deadline, "{} files, {files} before", open_files());
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        assert!(Instant::now() < deadline, "{} files, {files} before", open_files());
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -106,6 +106,7 @@ impl Queue {
                 );
                 controller.saw_traffic(shared.now_ms(now));
                 let cntlid = controller.cntlid;
+                let share = Share::of(&shared.shares, controller.reserve.clone());
                 let mut io = IoQueue::new(
                     controller,
                     request.qid,
@@ -113,7 +114,7 @@ impl Queue {
                     request.no_sq_flow_control,
                     options.c2h_success,
                     options.max_io_size,
-                    Share::of(&shared.shares),
+                    share,
                 );
                 io.refresh_namespaces(&mut self.conn);
                 self.conn.set_in_capsule_max(options.in_capsule_data_size);
