@@ -3,7 +3,7 @@
 //!
 //! The rooms, lowest first. A room may name the rooms before it, never those after it:
 //! `memory`, `reactor` → `device` → `pool` → `target` → `control` → `cli`;
-//! `nvme` (wire types) stands beside them and is used by `target` and `host`.
+//! `nvme` (wire types) stands beside them and is used by `target` and `host`, `stream` (the send stream) by `cli`.
 
 pub mod cli;
 pub mod config;
@@ -15,5 +15,6 @@ pub mod nearest;
 pub mod nvme;
 pub mod pool;
 pub mod reactor;
+pub mod stream;
 pub mod target;
 pub mod units;

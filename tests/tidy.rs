@@ -18,6 +18,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("units", &[]),
     ("nearest", &[]),
     ("nvme", &[]),
+    ("stream", &[]),
     ("memory", &[]),
     ("config", &["nearest", "units"]),
     ("reactor", &["memory"]),
@@ -26,7 +27,10 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("host", &["memory", "nvme", "reactor"]),
     ("target", &["device", "memory", "nvme", "pool", "reactor"]),
     ("control", &["config", "device", "memory", "nearest", "nvme", "pool", "reactor", "target", "units"]),
-    ("cli", &["config", "control", "device", "host", "memory", "nearest", "nvme", "reactor", "units"]),
+    (
+        "cli",
+        &["config", "control", "device", "host", "memory", "nearest", "nvme", "reactor", "stream", "units"],
+    ),
     ("main", &["cli"]),
     ("lib", &[]),
 ];
@@ -46,6 +50,7 @@ const ABOVE_UNSAFE: &[&str] = &["src/lib.rs", "src/memory/mod.rs", "src/reactor/
 /// Machines: bytes or completions in, bytes or requests out. Files and directories, by the start of their path.
 const MACHINES: &[&str] = &[
     "src/nvme/",
+    "src/stream/",
     "src/host/connection",
     "src/target/admin.rs",
     "src/target/command_ids.rs",
