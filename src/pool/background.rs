@@ -7,8 +7,9 @@ use super::catalog::Transaction;
 use super::error::PoolError;
 use super::home::Home;
 use super::node::{Lineage, NodeId};
-use super::records::{Changes, NodeRecord};
+use super::records::{Changes, Chore, NodeRecord, Records};
 use super::space::{Ask, RegionId, RegionKind, Use};
+use crate::device::IoError;
 
 /// When deleting is tried again that failed for want of space.
 const RETRY: Duration = Duration::from_secs(5);
@@ -34,57 +35,103 @@ impl Home {
         }
     }
 
-    /// Takes deleted nodes apart, one at a time, children first. A deleted node with two children or more waits until
-    /// one of them is left: until then each block of it may be anybody's.
+    /// Does what is to be done about deleted nodes, one at a time.
     async fn reap(&self) -> Result<(), PoolError> {
-        loop {
-            // What a shard has begun, perhaps before a crash, must be ended before anything else is begun.
-            let begun = self.owners.each(|shard| async move { shard.state.borrow().nodes.reaping() }).await?;
-            let begun = begun.into_iter().flatten().map(|(node, _)| node).next();
-            let next = {
-                let records = self.records.borrow();
-                let deleting = records.nodes().filter(|(_, node)| node.deleting).map(|(id, _)| id);
-                let deleting = deleting.filter(|id| !self.pins.has(*id));
-                let mut candidates: Vec<(usize, NodeId)> = deleting
-                    .map(|id| (records.children(id).len(), id))
-                    .filter(|(count, _)| *count < 2)
-                    .collect();
-                candidates.sort_unstable_by_key(|(count, id)| (Some(*id) != begun, *count, *id));
-                candidates.first().map(|(_, id)| (*id, records.children(*id).next()))
-            };
-            let Some((node, heir)) = next else { return Ok(()) };
+        while let Some((node, chore)) = self.next_chore().await? {
             if self.closed.get() {
                 return Ok(());
             }
-            for result in self.owners.each(move |shard| async move { shard.reap(node, heir).await }).await? {
-                result?;
+            match chore {
+                Chore::Thin => self.thin(node).await?,
+                Chore::Drop | Chore::HandDown => self.take_apart(node).await?,
             }
-            let _lock = self.operations.acquire(1).await;
-            // The one child may have become another meanwhile only by being deleted; ask again.
-            let mut changes = Changes::default();
-            let mut heirs: Vec<(NodeId, Lineage)> = Vec::new();
-            {
-                let records = self.records.borrow();
-                let parent = records.node(node).and_then(|record| record.parent);
-                changes.node(node, None);
-                for child in records.children(node) {
-                    if let Some(record) = records.node(child) {
-                        let record = NodeRecord { parent, ..record.clone() };
-                        heirs.push((child, record.lineage()));
-                        changes.node(child, Some(record));
-                    }
-                }
-            }
-            self.commit(changes).await?;
-            self.owners
-                .each(move |shard| async move {
-                    for (child, lineage) in &heirs {
-                        shard.set_lineage(*child, *lineage);
-                    }
-                    shard.forget(node);
-                })
-                .await?;
         }
+        Ok(())
+    }
+
+    async fn next_chore(&self) -> Result<Option<(NodeId, Chore)>, PoolError> {
+        // What a shard has begun, perhaps before a crash, must be ended before anything else is begun.
+        let begun = self.owners.each(|shard| async move { shard.state.borrow().nodes.reaping() }).await?;
+        for reaping in begun.into_iter().flatten() {
+            let node = reaping.node;
+            let chore = {
+                let records = self.records.borrow();
+                match (records.node(node), reaping.thinning) {
+                    (None, _) => None,
+                    (Some(record), true) => (!record.thinned).then_some(Chore::Thin),
+                    (Some(_), false) => Some(Chore::HandDown),
+                }
+            };
+            match chore {
+                Some(chore) => return Ok(Some((node, chore))),
+                None => drop(self.owners.each(move |shard| async move { shard.end_reaping(node) }).await?),
+            }
+        }
+        let records = self.records.borrow();
+        let mut waiting = records.chores().filter(|(_, node)| !self.pins.has(*node));
+        Ok(waiting.next().map(|(chore, node)| (node, chore)))
+    }
+
+    /// Frees what a deleted node alone holds, and keeps the node for what others share.
+    async fn thin(&self, node: NodeId) -> Result<(), PoolError> {
+        for result in self.owners.each(move |shard| async move { shard.thin(node).await }).await? {
+            result?;
+        }
+        let _lock = self.operations.acquire(1).await;
+        let mut changes = Changes::default();
+        let lineage = {
+            let records = self.records.borrow();
+            let record = records.node(node).ok_or(IoError::Gone)?;
+            let ghost = NodeRecord { ghost: true, thinned: true, ..record.clone() };
+            records.unsettle(ghost.parent, &mut changes);
+            let lineage = ghost.lineage();
+            changes.node(node, Some(ghost));
+            lineage
+        };
+        self.commit(changes).await?;
+        let told = self.owners.each(move |shard| async move {
+            shard.set_lineage(node, lineage);
+            shard.end_reaping(node);
+        });
+        told.await?;
+        Ok(())
+    }
+
+    /// Frees what a deleted node alone holds, and leaves the rest to the one that grew from it, if any did.
+    async fn take_apart(&self, node: NodeId) -> Result<(), PoolError> {
+        let heir = self.records.borrow().children(node).next();
+        for result in self.owners.each(move |shard| async move { shard.reap(node, heir).await }).await? {
+            result?;
+        }
+        let _lock = self.operations.acquire(1).await;
+        let mut changes = Changes::default();
+        let lineage = {
+            let records = self.records.borrow();
+            let record = records.node(node).ok_or(IoError::Gone)?;
+            // Ghosts keep nothing for a ghost.
+            if !record.ghost {
+                records.unsettle(record.parent, &mut changes);
+            }
+            changes.node(node, None);
+            heir.and_then(|heir| records.node(heir)).map(|heir| {
+                let thinned = false;
+                let heir = NodeRecord { parent: record.parent, thinned, ..heir.clone() };
+                (heir.lineage(), heir)
+            })
+        };
+        let lineage: Option<Lineage> = lineage.zip(heir).map(|((lineage, record), heir)| {
+            changes.node(heir, Some(record));
+            lineage
+        });
+        self.commit(changes).await?;
+        let told = self.owners.each(move |shard| async move {
+            if let (Some(heir), Some(lineage)) = (heir, lineage) {
+                shard.set_lineage(heir, lineage);
+            }
+            shard.forget(node);
+        });
+        told.await?;
+        Ok(())
     }
 
     /// More regions for a shard.
@@ -115,6 +162,17 @@ impl Home {
                 shard.changed.notify();
             });
             let _ = told.await;
+        }
+    }
+}
+
+impl Records {
+    /// The nearest ghost above a node that went holds perhaps what nobody else has now.
+    fn unsettle(&self, parent: Option<u32>, changes: &mut Changes) {
+        if let Some(id) = parent.map(NodeId)
+            && let Some(ghost) = self.node(id).filter(|ghost| ghost.thinned)
+        {
+            changes.node(id, Some(NodeRecord { thinned: false, ..ghost.clone() }));
         }
     }
 }

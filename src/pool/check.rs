@@ -95,13 +95,14 @@ impl Shard {
         let reaping = self.state.borrow().nodes.reaping();
         for (object, root) in roots {
             let from = match (object, reaping) {
-                (Object::Node(node), Some((reaping, cursor))) if node == reaping => cursor,
+                (Object::Node(node), Some(r)) if node == r.node && !r.thinning => r.cursor,
                 _ => 0,
             };
             let data = self.verify_tree(object, root, from, found).await?;
             if let Object::Node(node) = object {
                 let counted = self.state.borrow().nodes.slot(node).referenced;
-                if from == 0 && counted != data {
+                let ghost = self.state.borrow().nodes.is_ghost(node);
+                if from == 0 && !ghost && counted != data {
                     let shard = self.index;
                     found.wrong.push(format!(
                         "shard {shard}: node {} is counted to refer to {counted} blocks, but refers to {data}",
@@ -137,7 +138,11 @@ impl Shard {
                 0 => index / FANOUT as u64 + 1,
                 level => (index + 1) << (8 * (level - 1)),
             };
-            if pointer.is_hole() || end_leaf <= from {
+            let void = match object {
+                Object::Node(node) => self.state.borrow().nodes.void_below(node, end_leaf),
+                Object::Nodes | Object::Space => 0,
+            };
+            if pointer.is_hole() || end_leaf <= from || pointer.birth() <= void {
                 continue;
             }
             *found.named.entry(pointer.block()).or_insert(0) += 1;

@@ -602,6 +602,8 @@ impl NodeRecord {
             volume: id.0,
             created: unix_now(),
             deleting: false,
+            ghost: false,
+            thinned: false,
         }
     }
 }

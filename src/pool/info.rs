@@ -66,7 +66,8 @@ pub struct NodeInfo {
     pub referenced: u64,
     /// Of these, bytes that it does not share with its parent.
     pub written: u64,
-    /// Bytes that deleting it would free. Counted for single nodes and for volumes, not in lists of snapshots.
+    /// Bytes that deleting it would free. Counted for single nodes; in lists only for volumes, and not for those that
+    /// share what a deleted snapshot held with others.
     pub unique: Option<u64>,
     /// Logical block size for hosts.
     pub block_size: u32,
@@ -131,7 +132,7 @@ pub struct PoolInfo {
     pub volumes: usize,
     /// Snapshots.
     pub snapshots: usize,
-    /// Nodes being deleted in the background.
+    /// Nodes about which the background work that deleting calls for is not done.
     pub deleting: usize,
     /// "ok", or "degraded" when damage was found.
     pub health: &'static str,
@@ -216,6 +217,9 @@ impl Home {
             created: node.created,
         };
         let Entity::Volume(volume) = entity else { return Some(info) };
+        // What is left of a deleted snapshot above may be the volume's alone as well.
+        let own =
+            !node.parent.and_then(|parent| records.node(NodeId(parent))).is_some_and(|node| node.deleting);
         let volume = records.volume(volume)?;
         Some(NodeInfo {
             name: volume.name.clone(),
@@ -225,7 +229,7 @@ impl Home {
             volume_uuid: None,
             origin: volume.origin,
             size: volume.size,
-            unique: Some(written * BLOCK),
+            unique: own.then_some(written * BLOCK),
             write_cache: volume.write_cache,
             created: volume.created,
             ..info
@@ -258,8 +262,8 @@ impl Home {
         let accounts = self.account(self.node_of(entity)).await?;
         let gone = || PoolError::not_found(format!("'{name}' is gone"));
         let mut info = self.entity_info(entity, &accounts).ok_or_else(gone)?;
-        if let Entity::Snapshot(node) = entity {
-            let mut unique = 0;
+        if info.unique.is_none() {
+            let (node, mut unique) = (self.node_of(entity), 0);
             for shard in self.owners.each(move |shard| async move { shard.unique(node).await }).await? {
                 unique += shard?;
             }
@@ -314,7 +318,7 @@ impl Home {
             epoch: records.pool.epoch,
             volumes: records.volumes().count(),
             snapshots: records.nodes().filter(|(_, node)| node.name.is_some()).count(),
-            deleting: records.nodes().filter(|(_, node)| node.deleting).count(),
+            deleting: records.chores().len(),
             health: if damage.is_empty() { "ok" } else { "degraded" },
             damage,
         })

@@ -249,6 +249,14 @@ impl Pool {
         self.key
     }
 
+    /// Nodes that the catalog and the shards still have a record of, on pools without reactors.
+    #[cfg(test)]
+    pub(super) fn records_left(&self) -> usize {
+        let shards = (0..self.owners.reactors.len() as u16).filter_map(|i| super::local::shard(self.key, i));
+        let slots: usize = shards.map(|shard| shard.state.borrow().nodes.records()).sum();
+        slots + home(self.key).map_or(0, |home| home.records.borrow().nodes().count())
+    }
+
     async fn run<T, F, Fut>(&self, work: F) -> Result<T, PoolError>
     where
         T: Send + 'static,

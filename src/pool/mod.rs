@@ -5,7 +5,7 @@
 //! | `pointer` | the one pointer, the one page |
 //! | `label`, `root`, `catalog`, `journal`, `space`, `node` | the stored forms and their rules, no I/O but the catalog's |
 //! | `cache`, `tree` | a shard's pages and trees in memory |
-//! | `shard`, `io`, `commit`, `walk`, `diff`, `recover`, `check` | a shard at work on its reactor |
+//! | `shard`, `io`, `commit`, `walk`, `diff`, `reap`, `recover`, `check` | a shard at work on its reactor |
 //! | `stage` | the journal's newest records in shared memory, for when only this process dies |
 //! | `local`, `volume` | how requests find their shards |
 //! | `records`, `home`, `info`, `background` | the pool as a whole: what the catalog says, the operations on it, what it does by itself |
@@ -34,6 +34,7 @@ mod local;
 mod manager;
 mod node;
 mod pointer;
+mod reap;
 mod records;
 mod recover;
 mod regions;

@@ -6,6 +6,10 @@
 //!
 //! **Ownership.** A block with `birth > epoch(parent)` belongs to its node alone and is freed when overwritten; an
 //! older one belongs to an ancestor. [`Nodes::floor`] is that epoch.
+//!
+//! **Ghosts.** A deleted node of which several others grew stays as a *ghost* for as long as they do: it keeps what they
+//! share. Of its tree only what it owns counts; what it inherited it no longer keeps from being freed, so pointers at or
+//! below its floor are void and must not be followed ([`Nodes::void_below`]).
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -26,6 +30,20 @@ pub struct Lineage {
     pub parent: Option<NodeId>,
     /// The epoch that ended with it; `None` for a head.
     pub sealed: Option<Epoch>,
+    /// Deleted, and kept for what several others that grew from it share.
+    pub ghost: bool,
+}
+
+/// A deleted node that is being worked on, and how far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reaping {
+    /// The node.
+    pub node: NodeId,
+    /// The first leaf not yet passed.
+    pub cursor: u64,
+    /// Only what nobody else holds goes; the node stays, as a ghost. Otherwise it is taken apart: what was passed
+    /// is no longer its own.
+    pub thinning: bool,
 }
 
 /// Where a node's tree starts in this shard.
@@ -75,25 +93,56 @@ const INHERITED: Slot = Slot { root: Root::Inherited, referenced: 0, written: 0 
 #[derive(Default)]
 pub struct Nodes {
     lineage: BTreeMap<NodeId, Lineage>,
+    children: HashMap<NodeId, BTreeSet<NodeId>>,
     slots: BTreeMap<NodeId, Slot>,
     dirty: BTreeSet<u32>,
     /// For a node that inherits: the ancestor that owned the root when it was last looked for.
     hints: BTreeMap<NodeId, NodeId>,
-    /// The node being reaped and the first leaf not yet reaped.
-    reaping: Option<(NodeId, u64)>,
+    reaping: Option<Reaping>,
 }
 
 impl Nodes {
     /// Tells the shard about a node, or about its changed lineage.
     pub fn set_lineage(&mut self, node: NodeId, lineage: Lineage) {
+        self.leave_parent(node);
+        if let Some(parent) = lineage.parent {
+            self.children.entry(parent).or_default().insert(node);
+        }
         self.lineage.insert(node, lineage);
         self.hints.remove(&node);
     }
 
-    /// Forgets a node that the catalog no longer has.
+    /// Forgets a node that the catalog no longer has, and its record.
     pub fn forget(&mut self, node: NodeId) {
+        self.leave_parent(node);
         self.lineage.remove(&node);
         self.hints.remove(&node);
+        if self.slots.remove(&node).is_some() {
+            self.touch(node);
+        }
+    }
+
+    /// Forgets the records of nodes that were taken apart and that the catalog no longer has.
+    pub fn forget_unknown(&mut self) {
+        let gone = |(id, slot): (&NodeId, &Slot)| {
+            (slot.root == Root::Reaped && !self.lineage.contains_key(id)).then_some(*id)
+        };
+        let gone: Vec<NodeId> = self.slots.iter().filter_map(gone).collect();
+        for node in gone {
+            self.slots.remove(&node);
+            self.touch(node);
+        }
+    }
+
+    fn leave_parent(&mut self, node: NodeId) {
+        if let Some(parent) = self.parent(node)
+            && let Some(siblings) = self.children.get_mut(&parent)
+        {
+            siblings.remove(&node);
+            if siblings.is_empty() {
+                self.children.remove(&parent);
+            }
+        }
     }
 
     /// Whether the catalog has this node.
@@ -108,7 +157,63 @@ impl Nodes {
 
     /// The nodes whose parent is `node`.
     pub fn children(&self, node: NodeId) -> impl Iterator<Item = NodeId> + '_ {
-        self.lineage.iter().filter(move |(_, l)| l.parent == Some(node)).map(|(id, _)| *id)
+        self.children.get(&node).into_iter().flatten().copied()
+    }
+
+    /// Whether a node is deleted so far that nobody reads its tree and it keeps nothing for itself.
+    fn is_transparent(&self, node: NodeId) -> bool {
+        self.is_ghost(node)
+            || self.slot(node).root == Root::Reaped
+            || self.reaping.is_some_and(|reaping| reaping.node == node && !reaping.thinning)
+    }
+
+    /// Whether a node is a ghost.
+    pub fn is_ghost(&self, node: NodeId) -> bool {
+        self.lineage.get(&node).is_some_and(|lineage| lineage.ghost)
+    }
+
+    /// The nearest nodes below `node` whose trees are whole: its children, those of ghosts in their place.
+    pub fn below(&self, node: NodeId) -> Vec<NodeId> {
+        self.below_all(self.children(node).collect())
+    }
+
+    fn below_all(&self, mut from: Vec<NodeId>) -> Vec<NodeId> {
+        let mut below = Vec::new();
+        while let Some(node) = from.pop() {
+            match self.is_transparent(node) {
+                true => from.extend(self.children(node)),
+                false => below.push(node),
+            }
+        }
+        below
+    }
+
+    /// What `node` would leave behind: blocks of its tree born after the epoch returned that none of the nodes returned
+    /// names. Ghosts above hold nothing for themselves.
+    pub fn around(&self, node: NodeId) -> (Epoch, Vec<NodeId>) {
+        let mut from: Vec<NodeId> = self.children(node).collect();
+        let (mut below, mut above) = (node, self.parent(node));
+        while let Some(id) = above
+            && self.is_transparent(id)
+        {
+            from.extend(self.children(id).filter(|child| *child != below));
+            (below, above) = (id, self.parent(id));
+        }
+        (above.map_or(0, |id| self.sealed(id)), self.below_all(from))
+    }
+
+    fn sealed(&self, node: NodeId) -> Epoch {
+        self.lineage.get(&node).and_then(|lineage| lineage.sealed).unwrap_or(0)
+    }
+
+    /// The last epoch of a node that takes no more writes.
+    pub fn last_epoch(&self, node: NodeId) -> Option<Epoch> {
+        self.lineage.get(&node).and_then(|lineage| lineage.sealed)
+    }
+
+    /// Pointers born at or before this epoch in the tree of `node`, up to leaf `end`, mean nothing.
+    pub fn void_below(&self, node: NodeId, end: u64) -> Epoch {
+        if self.is_ghost(node) { self.floor(node, end) } else { 0 }
     }
 
     fn parent(&self, node: NodeId) -> Option<NodeId> {
@@ -200,32 +305,50 @@ impl Nodes {
     }
 
     /// The epoch above which blocks in `node`'s tree belong to it alone, for a page or block whose leaves end
-    /// before leaf `end`. While its parent is being reaped, the part already passed counts as the grandparent's.
+    /// before leaf `end`. While its parent is being taken apart, the part already passed counts as the grandparent's.
     pub fn floor(&self, node: NodeId, end: u64) -> Epoch {
         let mut at = self.parent(node);
         while let Some(id) = at {
-            let passed = self.reaping.is_some_and(|(reaping, cursor)| reaping == id && end <= cursor);
+            let passed = self.reaping.is_some_and(|r| r.node == id && !r.thinning && end <= r.cursor);
             if !passed && self.slot(id).root != Root::Reaped {
-                return self.lineage.get(&id).and_then(|lineage| lineage.sealed).unwrap_or(0);
+                return self.sealed(id);
             }
             at = self.parent(id);
         }
         0
     }
 
-    /// The reaping under way: the node and the first leaf not yet passed.
-    pub fn reaping(&self) -> Option<(NodeId, u64)> {
+    /// The reaping under way.
+    pub fn reaping(&self) -> Option<Reaping> {
         self.reaping
     }
 
     /// Starts or moves on the reaping.
-    pub fn set_reaping(&mut self, reaping: Option<(NodeId, u64)>) {
+    pub fn set_reaping(&mut self, reaping: Option<Reaping>) {
         self.reaping = reaping;
     }
 
-    /// All that `node` alone held is free now; `freed` of its written blocks went, the others are its child's.
-    pub fn set_reaped(&mut self, node: NodeId, freed: u64) {
-        let kept = self.slot(node).written.saturating_sub(freed) as i64;
+    /// Takes up the reaping of `node` where it was, or begins it. Returns the first leaf not yet passed.
+    pub fn begin_reaping(&mut self, node: NodeId, thinning: bool) -> u64 {
+        match self.reaping {
+            Some(reaping) if reaping.node == node && reaping.thinning == thinning => reaping.cursor,
+            _ => {
+                self.reaping = Some(Reaping { node, cursor: 0, thinning });
+                0
+            }
+        }
+    }
+
+    /// Moves the reaping on.
+    pub fn pass(&mut self, next: u64) {
+        if let Some(reaping) = &mut self.reaping {
+            reaping.cursor = next;
+        }
+    }
+
+    /// All that `node` alone held is free now; the others of its written blocks are its child's.
+    pub fn set_reaped(&mut self, node: NodeId) {
+        let kept = self.slot(node).written as i64;
         let heirs: Vec<NodeId> = self.children(node).collect();
         for heir in heirs {
             if let Root::Own(_) = self.slot(heir).root {
@@ -245,6 +368,18 @@ impl Nodes {
     /// Record blocks changed.
     pub fn dirty_blocks(&self) -> usize {
         self.dirty.len()
+    }
+
+    /// Records kept.
+    #[cfg(test)]
+    pub fn records(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether record block `index` has a record.
+    pub fn has_records(&self, index: u32) -> bool {
+        let first = index * SLOTS_PER_BLOCK;
+        self.slots.range(NodeId(first)..=NodeId(first + (SLOTS_PER_BLOCK - 1))).next().is_some()
     }
 
     /// The stored form of record block `index`.

@@ -80,15 +80,25 @@ pub struct NodeRecord {
     pub volume: u32,
     /// Seconds since 1970.
     pub created: u64,
-    /// Being taken apart.
+    /// Nobody can use it any more: it waits to be taken apart.
     #[serde(default)]
     pub deleting: bool,
+    /// Deleted, and kept for what several others that grew from it share; what it inherited no longer counts.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub ghost: bool,
+    /// A ghost that holds nothing but what is shared; no longer so when one of those goes that grew from it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub thinned: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 impl NodeRecord {
     /// What shards must know.
     pub fn lineage(&self) -> Lineage {
-        Lineage { parent: self.parent.map(NodeId), sealed: self.sealed }
+        Lineage { parent: self.parent.map(NodeId), sealed: self.sealed, ghost: self.ghost }
     }
 }
 
@@ -115,6 +125,19 @@ pub struct Records {
     by_uuid: HashMap<Uuid, Entity>,
     heads: HashMap<NodeId, VolumeId>,
     children: HashMap<NodeId, BTreeSet<NodeId>>,
+    chores: HashMap<NodeId, (Chore, i64)>,
+    by_chore: BTreeSet<(Chore, i64, NodeId)>,
+}
+
+/// What is to be done about a deleted node, what gives back most at the least cost first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Chore {
+    /// Nobody grew from it: all that it owns goes.
+    Drop,
+    /// It is taken apart for the one that grew from it.
+    HandDown,
+    /// Several grew from it: what none of them has goes.
+    Thin,
 }
 
 /// Changes that become true together. `None` = the record goes.
@@ -188,6 +211,8 @@ impl Records {
             by_uuid: HashMap::new(),
             heads: HashMap::new(),
             children: HashMap::new(),
+            chores: HashMap::new(),
+            by_chore: BTreeSet::new(),
         }
     }
 
@@ -255,7 +280,11 @@ impl Records {
                 self.volumes.insert(id, record);
             }
         }
+        let mut touched: BTreeSet<NodeId> = BTreeSet::new();
         for (id, record) in changes.nodes {
+            touched.insert(id);
+            let parents = [self.nodes.get(&id), record.as_ref()].into_iter().flatten();
+            touched.extend(parents.filter_map(|record| record.parent.map(NodeId)));
             if let Some(old) = self.nodes.remove(&id) {
                 if let Some(name) = &old.name {
                     self.by_name.remove(name);
@@ -281,12 +310,37 @@ impl Records {
                 self.nodes.insert(id, record);
             }
         }
+        for node in touched {
+            self.choose_chore(node);
+        }
         for (key, value) in changes.config {
             match value {
                 Some(value) => self.config.insert(key, value),
                 None => self.config.remove(&key),
             };
         }
+    }
+
+    /// What is to be done about a node depends on it and on how many grew from it.
+    fn choose_chore(&mut self, id: NodeId) {
+        if let Some((chore, order)) = self.chores.remove(&id) {
+            self.by_chore.remove(&(chore, order, id));
+        }
+        let Some(node) = self.nodes.get(&id).filter(|node| node.deleting) else { return };
+        // What is handed down goes from parent to child; everything else begins with the youngest.
+        let (chore, order) = match self.children(id).len() {
+            0 => (Chore::Drop, -i64::from(id.0)),
+            1 => (Chore::HandDown, i64::from(id.0)),
+            _ if node.thinned => return,
+            _ => (Chore::Thin, -i64::from(id.0)),
+        };
+        self.chores.insert(id, (chore, order));
+        self.by_chore.insert((chore, order, id));
+    }
+
+    /// What is to be done about deleted nodes, in order.
+    pub fn chores(&self) -> impl ExactSizeIterator<Item = (Chore, NodeId)> + '_ {
+        self.by_chore.iter().map(|(chore, _, id)| (*chore, *id))
     }
 
     fn is_head(&self, node: NodeId) -> bool {

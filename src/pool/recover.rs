@@ -117,6 +117,7 @@ impl Shard {
         shard.learn(&known);
         shard.open_stage();
         shard.load_records(Object::Nodes).await?;
+        shard.state.borrow_mut().nodes.forget_unknown();
         shard.load_records(Object::Space).await?;
         shard.replay(root.journal).await?;
         match shard.commit().await {

@@ -6,10 +6,12 @@ use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-use super::node::NodeId;
+use super::node::{NodeId, Reaping};
 use super::pointer::{BLOCK_BYTES, EPOCH_MAX, Epoch, Pointer};
 
 const MAGIC: [u8; 4] = *b"RMRT";
+/// The node being worked on stays, as a ghost; 0 = it is taken apart.
+const THINNING: u16 = 1;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
 #[repr(C)]
@@ -25,7 +27,7 @@ struct RawRoot {
     reaping_leaf: U64,
     reaping_node: U32,
     shard: U16,
-    reserved: [u8; 2],
+    reaping_kind: U16,
     tail: [u8; BLOCK_BYTES - 96],
 }
 
@@ -44,8 +46,8 @@ pub struct RootRecord {
     pub nodes: Pointer,
     /// The tree of region bitmaps.
     pub space: Pointer,
-    /// The node being deleted and the first leaf not yet passed.
-    pub reaping: Option<(NodeId, u64)>,
+    /// The deleted node that is being worked on, and how far.
+    pub reaping: Option<Reaping>,
 }
 
 impl RootRecord {
@@ -60,9 +62,11 @@ impl RootRecord {
         raw.journal = self.journal.into();
         raw.nodes = self.nodes.raw().into();
         raw.space = self.space.raw().into();
-        let (node, leaf) = self.reaping.unwrap_or((NodeId(0), 0));
-        raw.reaping_node = node.0.into();
-        raw.reaping_leaf = leaf.into();
+        if let Some(reaping) = self.reaping {
+            raw.reaping_node = reaping.node.0.into();
+            raw.reaping_leaf = reaping.cursor.into();
+            raw.reaping_kind = u16::from(reaping.thinning).into();
+        }
         raw.crc = crc32c::crc32c(raw.as_bytes()).into();
         raw.as_bytes().to_vec()
     }
@@ -84,6 +88,7 @@ impl RootRecord {
             || raw.epoch.get() > EPOCH_MAX / 2
             || raw.generation.get() > NUMBER_MAX
             || raw.journal.get() > NUMBER_MAX
+            || raw.reaping_kind.get() > THINNING
         {
             return None;
         }
@@ -93,8 +98,11 @@ impl RootRecord {
             journal: raw.journal.get(),
             nodes,
             space,
-            reaping: (raw.reaping_node.get() != 0)
-                .then(|| (NodeId(raw.reaping_node.get()), raw.reaping_leaf.get())),
+            reaping: (raw.reaping_node.get() != 0).then(|| Reaping {
+                node: NodeId(raw.reaping_node.get()),
+                cursor: raw.reaping_leaf.get(),
+                thinning: raw.reaping_kind.get() == THINNING,
+            }),
         })
     }
 }
@@ -113,7 +121,7 @@ mod tests {
             journal: 99,
             nodes: Pointer::new(Block::new(1, 5), 6, 7),
             space: Pointer::new(Block::new(0, 8), 7, 9),
-            reaping: Some((NodeId(4), 1000)),
+            reaping: Some(Reaping { node: NodeId(4), cursor: 1000, thinning: true }),
         };
         let bytes = root.encode(pool, 2);
         assert_eq!(RootRecord::decode(pool, 2, &bytes), Some(root));

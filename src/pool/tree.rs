@@ -187,6 +187,11 @@ impl State {
     pub fn prepare(&mut self, object: Object, leaf: u64, reserve: Reserve) -> Result<(), Need> {
         let root = self.root(object);
         self.find_leaf(object, root, leaf).map_err(Need::Load)?;
+        self.prepare_room(reserve)
+    }
+
+    /// Checks that a change of one leaf can be carried out and recorded, wherever the path to it may be.
+    pub fn prepare_room(&self, reserve: Reserve) -> Result<(), Need> {
         let kept = match reserve {
             Reserve::Write => self.commit_needs_after() + TRIM_BLOCKS,
             Reserve::Trim => self.commit_needs_after(),
@@ -216,9 +221,14 @@ impl State {
         }
     }
 
-    /// Makes the pages from the root down to `level` on the path to `leaf` dirty and returns the lowest. The
+    /// Makes the pages from the root down to `lowest` on the path to `leaf` dirty and returns the lowest. The
     /// caller has called [`prepare`](State::prepare).
-    fn dirty_path(&mut self, object: Object, leaf: u64, lowest: u32) -> Result<FrameId, SpaceError> {
+    pub(super) fn dirty_path(
+        &mut self,
+        object: Object,
+        leaf: u64,
+        lowest: u32,
+    ) -> Result<FrameId, SpaceError> {
         let mut pointer = self.root(object);
         let mut parent = Parent::Root(object);
         let mut frame = None;
@@ -273,7 +283,7 @@ impl State {
         Ok(self.pages.insert_dirty(block, page.unwrap_or_else(Page::empty), object, level, parent))
     }
 
-    fn finalize_nodes(&mut self) {
+    pub(super) fn finalize_nodes(&mut self) {
         let nodes = &mut self.nodes;
         self.pages.finalize(
             |object| matches!(object, Object::Node(_)),
@@ -416,6 +426,10 @@ impl State {
         self.finalize_nodes();
         let mut writes: Vec<(Block, Vec<u8>)> = Vec::new();
         for index in self.nodes.take_dirty() {
+            if !self.nodes.has_records(index) {
+                self.drop_blob(Object::Nodes, index)?;
+                continue;
+            }
             let bytes = self.nodes.encode(index);
             let block = self.place_blob(Object::Nodes, index, crc32c::crc32c(&bytes))?;
             writes.push((block, bytes));
@@ -494,13 +508,17 @@ impl State {
 
     /// Forgets the bitmap record of a region that is given back.
     pub fn drop_region_record(&mut self, region: super::space::RegionId) -> Result<(), SpaceError> {
-        let leaf = u64::from(region.0) / FANOUT as u64;
-        let root = self.space_root;
-        if let Ok(Some(found)) = self.find_leaf(Object::Space, root, leaf)
-            && !self.pages.page(found).get(region.0 as usize % FANOUT).is_hole()
+        self.drop_blob(Object::Space, region.0)
+    }
+
+    /// Frees a record block or bitmap, if there is one.
+    fn drop_blob(&mut self, object: Object, index: u32) -> Result<(), SpaceError> {
+        let (leaf, slot) = (u64::from(index) / FANOUT as u64, index as usize % FANOUT);
+        let root = self.root(object);
+        if let Ok(Some(found)) = self.find_leaf(object, root, leaf)
+            && !self.pages.page(found).get(slot).is_hole()
         {
-            let frame = self.dirty_path(Object::Space, leaf, 0)?;
-            let slot = region.0 as usize % FANOUT;
+            let frame = self.dirty_path(object, leaf, 0)?;
             let old = self.pages.page(frame).get(slot);
             self.pages.page_mut(frame).set(slot, Pointer::EMPTY);
             self.space.free(old.block(), self.generation)?;
@@ -510,7 +528,7 @@ impl State {
 }
 
 /// The slot on the path to `leaf` in a page of `level`; level 0 has no meaning here but its first slot.
-fn slot_of(leaf: u64, level: u32) -> usize {
+pub(super) fn slot_of(leaf: u64, level: u32) -> usize {
     match level {
         0 => 0,
         _ => (leaf >> (8 * (level - 1))) as usize % FANOUT,

@@ -1,19 +1,18 @@
 //! The one walk: several trees side by side, skipping all that they share. Its cost is what differs, not what exists.
 //!
 //! It answers which blocks changed between two nodes ([`diff`](super::diff)), what a node alone holds
-//! ([`Shard::unique`]), and it is how a deleted node is taken apart ([`Shard::reap`]).
+//! ([`Shard::unique`]), and it is how a deleted node is thinned and taken apart ([`reap`](super::reap)).
 #![forbid(unsafe_code)]
 
 use super::cache::{Missing, Object};
-use super::node::{NodeId, Root};
+use super::node::NodeId;
 use super::pointer::{Epoch, FANOUT, LEAVES_MAX, LEVELS, Pointer};
 use super::shard::Shard;
-use super::space::Use;
 use super::tree::State;
 use crate::device::IoError;
 
 /// Steps of a walk before it lets others run.
-const STEPS_PER_TURN: u32 = 16;
+pub(super) const STEPS_PER_TURN: u32 = 16;
 
 /// What is compared with what.
 #[derive(Debug, Clone, Copy)]
@@ -37,6 +36,13 @@ pub(super) struct Place {
     pub b: Pointer,
     /// Whether any of the others has the same block there, or is a hole as `a` is.
     pub shared: bool,
+}
+
+impl Place {
+    /// Whether there is a block born after `floor` that none of the others has.
+    pub fn is_lone(&self, floor: Epoch) -> bool {
+        !self.a.is_hole() && self.a.birth() > floor && !self.shared
+    }
 }
 
 /// One step of a walk.
@@ -108,6 +114,14 @@ impl State {
 }
 
 impl Shard {
+    /// Counts a step, and now and then lets others run.
+    pub(super) async fn turn(&self, steps: &mut u32) {
+        *steps += 1;
+        if steps.is_multiple_of(STEPS_PER_TURN) {
+            crate::reactor::yield_now().await;
+        }
+    }
+
     /// One step, and now and then a turn for others. Each step looks its way down from the roots anew, so nothing that
     /// it has seen needs to stay.
     pub(super) async fn step(
@@ -116,10 +130,7 @@ impl Shard {
         cursor: u64,
         steps: &mut u32,
     ) -> Result<Step, IoError> {
-        *steps += 1;
-        if steps.is_multiple_of(STEPS_PER_TURN) {
-            crate::reactor::yield_now().await;
-        }
+        self.turn(steps).await;
         loop {
             self.check()?;
             let step = self.state.borrow_mut().step(what, cursor);
@@ -130,96 +141,16 @@ impl Shard {
         }
     }
 
-    /// Blocks of data that nobody but `node` holds: what deleting it would free.
+    /// Blocks of data that nobody but `node` holds, ghosts aside: what deleting it would free.
     pub async fn unique(&self, node: NodeId) -> Result<u64, IoError> {
-        let (floor, children, own) = {
-            let state = self.state.borrow();
-            let own = matches!(state.nodes.slot(node).root, Root::Own(_));
-            (state.nodes.floor(node, LEAVES_MAX), state.nodes.children(node).collect::<Vec<_>>(), own)
-        };
-        if !own {
-            return Ok(0);
-        }
-        let what = Comparison { a: node, others: &children, floor, both: false };
+        let (floor, others) = self.state.borrow().nodes.around(node);
+        let what = Comparison { a: node, others: &others, floor, both: false };
         let (mut count, mut cursor, mut steps) = (0, 0, 0);
         while cursor < LEAVES_MAX {
             let step = self.step(what, cursor, &mut steps).await?;
-            let lone = |place: &Place| !place.a.is_hole() && place.a.birth() > floor && !place.shared;
-            count += step.leaf.into_iter().flatten().filter(lone).count() as u64;
+            count += step.leaf.into_iter().flatten().filter(|place| place.is_lone(floor)).count() as u64;
             cursor = step.next;
         }
         Ok(count)
-    }
-
-    /// Takes a deleted node apart: frees what neither its ancestors nor its one child `heir` hold. Goes on where a
-    /// crash interrupted it: the position is part of every commit, together with what was freed up to it. Durable
-    /// when it returns.
-    pub async fn reap(&self, node: NodeId, heir: Option<NodeId>) -> Result<(), IoError> {
-        let root = self.state.borrow().nodes.slot(node).root;
-        if root == Root::Reaped {
-            // An earlier attempt may have ended before its commit.
-            return self.commit().await;
-        }
-        if root == Root::Inherited {
-            self.state.borrow_mut().nodes.set_reaped(node, 0);
-            return self.commit().await;
-        }
-        let floor = {
-            let mut state = self.state.borrow_mut();
-            if let Some(heir) = heir {
-                state.materialize(heir);
-            }
-            if state.nodes.reaping().is_none_or(|(reaping, _)| reaping != node) {
-                state.nodes.set_reaping(Some((node, 0)));
-            }
-            state.nodes.floor(node, LEAVES_MAX)
-        };
-        let others: &[NodeId] = heir.as_slice();
-        let what = Comparison { a: node, others, floor, both: false };
-        let mut cursor = self.state.borrow().nodes.reaping().map_or(0, |(_, cursor)| cursor);
-        let mut steps = 0;
-        while cursor < LEAVES_MAX {
-            self.make_room_to_reap().await?;
-            let step = self.step(what, cursor, &mut steps).await?;
-            cursor = step.next;
-            self.free_step(node, floor, step)?;
-            if steps.is_multiple_of(STEPS_PER_TURN) && self.wants_commit() {
-                self.wake.notify();
-            }
-        }
-        self.state.borrow_mut().nodes.set_reaped(node, 0);
-        self.commit().await
-    }
-
-    /// Freeing changes bitmaps, and a commit must still find room for those.
-    async fn make_room_to_reap(&self) -> Result<(), IoError> {
-        loop {
-            let short = {
-                let state = self.state.borrow();
-                state.space.free_blocks(Use::Metadata) < state.commit_needs_after()
-            };
-            match short {
-                true => self.make_space(Use::Metadata).await?,
-                false => return Ok(()),
-            }
-        }
-    }
-
-    /// Frees what a step found, and moves the position on, in one go: a commit sees both or neither.
-    fn free_step(&self, node: NodeId, floor: Epoch, step: Step) -> Result<(), IoError> {
-        let mut state = self.state.borrow_mut();
-        let mut freed = 0;
-        for place in step.leaf.into_iter().flatten() {
-            if !place.a.is_hole() && place.a.birth() > floor && !place.shared {
-                state.free_reaped(place.a).map_err(|error| self.fail_space(error))?;
-                freed += 1;
-            }
-        }
-        for page in step.passed {
-            state.free_reaped(page).map_err(|error| self.fail_space(error))?;
-        }
-        state.nodes.count(node, -freed, -freed);
-        state.nodes.set_reaping(Some((node, step.next)));
-        Ok(())
     }
 }

@@ -5,17 +5,6 @@ use std::collections::BTreeMap;
 
 use super::*;
 
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self, below: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % below.max(1)
-    }
-}
-
 const VOLUME_MIB: u64 = 6;
 
 /// What every volume and snapshot must hold.
@@ -160,18 +149,9 @@ async fn walk(seed: u64, steps: u32) {
     assert!(info.damage.is_empty(), "{:?}", info.damage);
 }
 
-/// `SEED=n` runs one world; otherwise a few fixed ones and a fresh one.
 #[test]
 fn random_operations_agree_with_a_model_through_crashes() {
-    let seeds = match std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()) {
-        Some(seed) => vec![seed],
-        None => {
-            let fresh =
-                std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
-            vec![1, 2, 3, fresh]
-        }
-    };
-    for seed in seeds {
+    for seed in seeds() {
         println!("SEED={seed}");
         run(walk(seed, 300));
     }
