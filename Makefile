@@ -7,7 +7,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build the release binary, target/release/rimrock
-	cargo build --release
+	cargo build --release --workspace
 
 run: build ## serve a demonstration pool and take checkpoints through it (QUICKSTART=... passes options)
 	target/release/rimrock quickstart $(QUICKSTART)
@@ -17,7 +17,7 @@ test: ## install what the tests need (as root), then lint, Rust tests and VM sce
 
 lint: ## rustfmt and clippy, both without mercy
 	cargo fmt --all --check
-	cargo clippy --all-targets -- -D warnings
+	cargo clippy --workspace --all-targets -- -D warnings
 
 vm-tests: build ## the VM scenarios alone
 	vm-tests/run

@@ -14,7 +14,7 @@ fn texts(output: &Output) -> (Option<i32>, String, String) {
 
 #[test]
 fn every_command_has_help_with_an_example() {
-    let top = ["serve", "quickstart", "pool", "device", "volume", "snapshot", "clone", "rpc"];
+    let top = ["serve", "quickstart", "pool", "device", "volume", "snapshot", "clone", "events", "rpc"];
     let mut commands: Vec<Vec<&str>> = top.iter().map(|command| vec![*command]).collect();
     for (noun, verbs) in [
         ("pool", &["create", "import", "export", "list", "show", "destroy"][..]),
@@ -22,11 +22,11 @@ fn every_command_has_help_with_an_example() {
         (
             "volume",
             &[
-                "create", "list", "show", "delete", "resize", "rename", "rollback", "diff", "export",
-                "unexport",
+                "create", "list", "show", "delete", "resize", "rename", "rollback", "promote", "diff",
+                "export", "unexport",
             ],
         ),
-        ("snapshot", &["create", "list", "show", "delete", "rollback", "diff"]),
+        ("snapshot", &["create", "list", "show", "delete", "pin", "unpin", "rollback", "diff"]),
         ("clone", &["create", "list", "show", "delete"]),
         ("bench", &["target"]),
     ] {
@@ -35,7 +35,7 @@ fn every_command_has_help_with_an_example() {
     for command in commands {
         let (code, out, err) = texts(&rimrock().args(&command).arg("--help").output().unwrap());
         assert_eq!((code, err.as_str()), (Some(0), ""), "{command:?}");
-        let nouns = command.len() == 1 && !["serve", "quickstart", "rpc"].contains(&command[0]);
+        let nouns = command.len() == 1 && !["serve", "quickstart", "events", "rpc"].contains(&command[0]);
         assert!(nouns || out.contains("Example"), "{command:?} has no example:\n{out}");
         // A longer one would be broken in two, and could not be copied.
         let long = out.lines().find(|line| line.starts_with("  rimrock ") && line.chars().count() > 80);
@@ -270,4 +270,46 @@ fn a_bench_of_what_exists_only_reads() {
     assert_eq!(std::fs::read(&path).unwrap(), precious);
     let out = bench(&["--overwrite", "--workload", "write"]);
     assert!(out.contains("write"), "{out}");
+}
+
+#[test]
+fn groups_pins_and_promotion() {
+    let daemon = Daemon::start();
+    let ram = "ram:256MiB";
+    daemon.cli_ok(&["pool", "create", "main", ram]);
+    for volume in ["rank0", "rank1", "main/rank2"] {
+        daemon.cli_ok(&["volume", "create", volume, "16M"]);
+    }
+    let out = daemon.cli_ok(&["snapshot", "create", "rank0@1", "rank1@1", "main/rank2@1"]);
+    assert_eq!(out.lines().count(), 4, "{out}");
+    let out = daemon.cli_ok(&["snapshot", "list", "-o", "json"]);
+    let listed: Value = serde_json::from_str(&out).unwrap();
+    let epochs: Vec<&Value> = listed.as_array().unwrap().iter().map(|node| &node["epoch"]).collect();
+    assert!(epochs.len() == 3 && epochs.iter().all(|epoch| *epoch == epochs[0]), "{epochs:?}");
+    let out = daemon.cli_ok(&["snapshot", "pin", "rank0@1", "--by", "serving", "--reason", "in use"]);
+    assert!(out.contains("serving"), "{out}");
+    let (code, _, err) = texts(&daemon.cli(&["snapshot", "delete", "rank0@1"]));
+    assert!(
+        code == Some(1) && err.contains("'rank0@1' cannot be deleted: it is pinned by 'serving' (in use)"),
+        "{err}"
+    );
+    assert!(daemon.cli_ok(&["snapshot", "list"]).contains("serving"));
+    daemon.cli_ok(&["snapshot", "unpin", "rank0@1", "--by", "serving"]);
+    daemon.cli_ok(&["clone", "create", "rank0@1", "tuned"]);
+    let (code, _, err) = texts(&daemon.cli(&["volume", "promote", "rank1"]));
+    assert!(code == Some(1) && err.contains("'rank1' is no clone"), "{err}");
+    daemon.cli_ok(&["volume", "promote", "tuned"]);
+    let out = daemon.cli_ok(&["clone", "list"]);
+    assert!(out.contains("rank0") && !out.contains("tuned"), "{out}");
+    daemon.cli_ok(&["volume", "delete", "rank0"]);
+    daemon.cli_ok(&["snapshot", "delete", "rank0@1"]);
+    let out = daemon.cli_ok(&["events"]);
+    for text in ["volume rank0 was created", "snapshot rank2@1 was created", "snapshot rank0@1 was deleted"] {
+        assert!(out.contains(text), "{out}");
+    }
+    let events: Value =
+        serde_json::from_str(&daemon.cli_ok(&["events", "--since", "3", "--limit", "2", "-o", "json"]))
+            .unwrap();
+    assert_eq!((&events[0]["sequence"], events.as_array().unwrap().len()), (&Value::from(4), 2));
+    assert_eq!((&events[0]["kind"], &events[0]["name"]), (&"snapshot_created".into(), &"rank0@1".into()));
 }

@@ -3,36 +3,9 @@
 
 mod daemon;
 
-use daemon::{Daemon, free_port};
+use daemon::Daemon;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-
-const CONFIG: &str = r#"
-[target]
-listen = "127.0.0.1:PORT"
-
-[[device]]
-name = "disk0"
-uri = "uring:DIR/disk0.img?size=1GiB"
-
-[[device]]
-name = "scratch"
-uri = "ram:64MiB"
-
-[[pool]]
-name = "main"
-devices = ["disk0"]
-create = true
-
-[[subsystem]]
-nqn = "nqn.2014-08.org.example:scratch"
-devices = ["scratch"]
-"#;
-
-fn configured() -> (Daemon, String) {
-    let port = free_port().to_string();
-    (Daemon::start_with(Some(&CONFIG.replace("PORT", &port))), port)
-}
 
 fn reason(error: &Value) -> &str {
     error["data"]["reason"].as_str().unwrap_or_else(|| error["message"].as_str().unwrap())
@@ -40,7 +13,7 @@ fn reason(error: &Value) -> &str {
 
 #[test]
 fn repeated_calls_give_the_same_objects_and_other_parameters_conflict() {
-    let (daemon, _) = configured();
+    let (daemon, _) = Daemon::configured();
     let volume = json!({ "name": "v", "size": 1 << 30 });
     let first = daemon.call("volume_create", volume.clone());
     assert_eq!(daemon.call("volume_create", volume)["uuid"], first["uuid"]);
@@ -89,7 +62,7 @@ fn repeated_calls_give_the_same_objects_and_other_parameters_conflict() {
 
 #[test]
 fn sizes_are_exact_or_rounded_up_and_impossible_ones_refused() {
-    let (daemon, _) = configured();
+    let (daemon, _) = Daemon::configured();
     // A pool of 1 GiB with thin volumes of many times its size.
     for (at, size) in
         [(2_u64 << 40) - 1, 2 << 40, 512 << 32, 512 * ((1 << 32) + 1), 1, 4097].iter().enumerate()
@@ -109,7 +82,7 @@ fn sizes_are_exact_or_rounded_up_and_impossible_ones_refused() {
 
 #[test]
 fn resizing_says_precisely_why_not() {
-    let (daemon, _) = configured();
+    let (daemon, _) = Daemon::configured();
     daemon.call("volume_create", json!({ "name": "v", "size": 64 << 20 }));
     let error = daemon.refused("volume_resize", json!({ "name": "v", "size": 32 << 20 }));
     assert_eq!(error["code"], -22, "{error}");
@@ -130,7 +103,7 @@ fn resizing_says_precisely_why_not() {
 
 #[test]
 fn what_is_used_is_not_taken_away() {
-    let (daemon, _) = configured();
+    let (daemon, _) = Daemon::configured();
     daemon.call("volume_create", json!({ "name": "v", "size": 64 << 20 }));
     daemon.call("volume_export", json!({ "name": "v" }));
     for (method, params) in [
@@ -157,7 +130,7 @@ fn what_is_used_is_not_taken_away() {
 
 #[test]
 fn a_rollback_can_be_rolled_back() {
-    let (daemon, _) = configured();
+    let (daemon, _) = Daemon::configured();
     daemon.call("volume_create", json!({ "name": "v", "size": 64 << 20 }));
     daemon.call("snapshot_create", json!({ "volume": "v", "name": "v@1" }));
     let done = daemon.call("volume_rollback", json!({ "name": "v", "snapshot": "v@1" }));
@@ -176,7 +149,7 @@ fn a_rollback_can_be_rolled_back() {
 
 #[test]
 fn names_are_found_by_pool_and_uuid_and_nearest_names_are_offered() {
-    let (daemon, _) = configured();
+    let (daemon, _) = Daemon::configured();
     daemon.call("device_create", json!({ "name": "d", "uri": "ram:128MiB" }));
     daemon.call("pool_create", json!({ "name": "second", "devices": ["d"] }));
     for pool in ["main", "second"] {
@@ -196,7 +169,7 @@ fn names_are_found_by_pool_and_uuid_and_nearest_names_are_offered() {
 
 #[test]
 fn exports_survive_a_kill_and_a_clean_stop() {
-    let (mut daemon, port) = configured();
+    let (mut daemon, port) = Daemon::configured();
     for name in ["v", "w", "gone"] {
         daemon.call("volume_create", json!({ "name": name, "size": 64 << 20 }));
     }
@@ -216,7 +189,8 @@ fn exports_survive_a_kill_and_a_clean_stop() {
     let namespace = json!({ "bdev_name": "main/w", "nsid": 4, "nguid": "ABCDEF0123456789ABCDEF0123456789", "eui64": "ABCDEF0123456789" });
     assert_eq!(daemon.call("nvmf_subsystem_add_ns", json!({ "nqn": nqn, "namespace": namespace })), 4);
     daemon.call("nvmf_subsystem_add_host", json!({ "nqn": nqn, "host": "nqn.2014-08.org.example:h1" }));
-    let address = json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port });
+    let address =
+        json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string() });
     daemon.call("nvmf_subsystem_add_listener", json!({ "nqn": nqn, "listen_address": address }));
 
     let before = daemon.call("nvmf_get_subsystems", Value::Null);
@@ -231,7 +205,7 @@ fn exports_survive_a_kill_and_a_clean_stop() {
             daemon.log()
         );
     }
-    std::net::TcpStream::connect(("127.0.0.1", port.parse().unwrap())).expect("it listens again");
+    std::net::TcpStream::connect(("127.0.0.1", port)).expect("it listens again");
 
     // A pool that is exported and imported within one life brings its exports back as well.
     daemon.call("pool_export", json!({ "name": "main" }));
@@ -243,7 +217,7 @@ fn exports_survive_a_kill_and_a_clean_stop() {
 
 #[test]
 fn a_long_derived_nqn_becomes_a_short_one() {
-    let (daemon, _) = configured();
+    let (daemon, _) = Daemon::configured();
     let name = "x".repeat(223);
     let made = daemon.call("volume_create", json!({ "name": name, "size": 1 << 20 }));
     let exported = daemon.call("volume_export", json!({ "name": name }));
@@ -255,7 +229,7 @@ fn a_long_derived_nqn_becomes_a_short_one() {
 
 #[test]
 fn host_nqns_are_judged_by_the_rules_of_the_field() {
-    let (daemon, _) = configured();
+    let (daemon, _) = Daemon::configured();
     let nqn = "nqn.2014-08.org.example:scratch";
     let add = |host: &str| json!({ "nqn": nqn, "host": host });
     daemon.call("nvmf_subsystem_add_host", add("nqn.2008-04.org.example.lan.host1"));
@@ -296,7 +270,7 @@ fn a_bad_configuration_is_refused_with_the_entry_at_fault() {
 
 #[test]
 fn a_long_list_is_one_answer_in_strict_json() {
-    let (daemon, _) = configured();
+    let (daemon, _) = Daemon::configured();
     let mut client = daemon.client();
     // Enough to make an answer of many reads; ten thousand creations would test the pool instead.
     for number in 0..300 {
@@ -307,5 +281,5 @@ fn a_long_list_is_one_answer_in_strict_json() {
         assert!(answer["error"].is_null(), "{answer}");
     }
     assert_eq!(client.call("volume_list", Value::Null)["result"].as_array().unwrap().len(), 300);
-    assert_eq!(client.call("bdev_get_bdevs", Value::Null)["result"].as_array().unwrap().len(), 302);
+    assert_eq!(client.call("bdev_get_bdevs", Value::Null)["result"].as_array().unwrap().len(), 303);
 }

@@ -7,24 +7,6 @@ use daemon::Daemon;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-const CONFIG: &str = r#"
-[target]
-listen = "127.0.0.1:PORT"
-
-[[device]]
-name = "disk0"
-uri = "ram:16GiB"
-
-[[pool]]
-name = "main"
-devices = ["disk0"]
-create = true
-"#;
-
-fn configured() -> Daemon {
-    Daemon::start_with(Some(&CONFIG.replace("PORT", &daemon::free_port().to_string())))
-}
-
 /// Makes the calls at the same time, each over a connection of its own, and gives the whole answers.
 fn at_once(daemon: &Daemon, calls: &[(&str, Value)]) -> Vec<Value> {
     let mut clients: Vec<_> = calls.iter().map(|_| daemon.client()).collect();
@@ -81,7 +63,7 @@ fn a_refused_pool_gives_its_devices_back() {
 
 #[test]
 fn equal_calls_at_once_give_one_object() {
-    let daemon = configured();
+    let daemon = Daemon::in_memory();
     daemon.call("volume_create", json!({ "name": "base", "size": 1 << 30 }));
     daemon.call("volume_create", json!({ "name": "other", "size": 1 << 30 }));
     daemon.call("snapshot_create", json!({ "volume": "base", "name": "base@0" }));
@@ -117,7 +99,7 @@ fn equal_calls_at_once_give_one_object() {
 
 #[test]
 fn a_name_that_is_taken_by_something_else_is_never_success() {
-    let daemon = configured();
+    let daemon = Daemon::in_memory();
     daemon.call("volume_create", json!({ "name": "model", "size": 1 << 30 }));
     daemon.call("snapshot_create", json!({ "volume": "model", "name": "model@1" }));
     let itself = json!({ "snapshot": "model@1", "name": "model" });
@@ -148,7 +130,7 @@ fn a_name_that_is_taken_by_something_else_is_never_success() {
 
 #[test]
 fn the_pool_parameter_is_obeyed() {
-    let daemon = configured();
+    let daemon = Daemon::in_memory();
     daemon.call("device_create", json!({ "name": "d", "uri": "ram:128MiB" }));
     daemon.call("pool_create", json!({ "name": "second", "devices": ["d"] }));
     for pool in ["main", "second"] {
@@ -171,7 +153,7 @@ fn the_pool_parameter_is_obeyed() {
 
 #[test]
 fn a_rollback_finds_the_snapshot_s_own_volume() {
-    let daemon = configured();
+    let daemon = Daemon::in_memory();
     let name = "x".repeat(223);
     let volume = daemon.call("volume_create", json!({ "name": name, "size": 1 << 20 }));
     let snapshot = daemon.call("snapshot_create", json!({ "volume": name, "name": "s" }));
@@ -207,7 +189,7 @@ fn what_others_put_on_a_device_is_not_overwritten_unasked() {
 
 #[test]
 fn a_device_is_closed_only_by_the_call_that_belongs_to_it() {
-    let daemon = configured();
+    let daemon = Daemon::in_memory();
     daemon.call("device_create", json!({ "name": "named", "uri": "ram:1MiB" }));
     for method in ["bdev_malloc_delete", "bdev_aio_delete", "bdev_uring_delete"] {
         assert_eq!(daemon.refused(method, json!({ "name": "named" }))["code"], -19, "{method}");
@@ -228,7 +210,7 @@ fn more_memory_than_there_is_is_refused() {
 
 #[test]
 fn the_answer_of_a_batch_is_bounded() {
-    let daemon = configured();
+    let daemon = Daemon::in_memory();
     let mut client = daemon.client();
     for number in 0..600 {
         let name = format!("v{number:05}{}", "x".repeat(200));
@@ -275,7 +257,7 @@ fn calls_that_wait_end_with_their_client() {
 
 #[test]
 fn two_thousand_volumes_are_listed_and_a_long_call_repeated_is_made_once() {
-    let daemon = configured();
+    let daemon = Daemon::in_memory();
     let mut client = daemon.client();
     for number in 0..2000 {
         let answer = client.call("volume_create", json!({ "name": format!("v{number}"), "size": 1 << 20 }));

@@ -197,49 +197,6 @@ fn batches_and_notifications_follow_the_specification() {
 }
 
 #[test]
-fn parameters_are_refused_with_their_field_and_nothing_is_made() {
-    let mut daemon = Daemon::start();
-    for method in daemon.call("rpc_get_methods", Value::Null).as_array().unwrap() {
-        let method = method.as_str().unwrap();
-        let schema = daemon.call("rpc_get_schema", json!({ "method": method }));
-        for params in [json!([]), json!([1]), json!("text"), json!(5), json!(true)] {
-            assert_eq!(daemon.refused(method, params)["code"], -32602, "{method}");
-        }
-        let error = daemon.refused(method, json!({ "no_such_parameter": 1 }));
-        assert_eq!(error["data"]["field"], "no_such_parameter", "{method}");
-        for param in schema[0]["params"].as_array().unwrap() {
-            let name = param["name"].as_str().unwrap();
-            for wrong in [json!([[]]), json!(-1), json!(1.5), json!("\u{1f}"), json!(""), json!({ "zz": 1 })]
-            {
-                let takes_it = |wrong: &Value| {
-                    let kind = param["type"].as_str().unwrap();
-                    (wrong == &json!(-1)) && kind.starts_with("whole number, -")
-                };
-                if takes_it(&wrong) {
-                    continue;
-                }
-                // Other required parameters are missing too; the fault that is met first is a field's in any case.
-                let error = daemon.refused(method, json!({ name: wrong }));
-                assert_eq!(error["code"], -32602, "{method} {name} {wrong}: {error}");
-                assert!(
-                    error["data"]["field"].as_str().is_some_and(|field| field.starts_with(name)),
-                    "{method} {name} {wrong}: {error}"
-                );
-            }
-            let mut client = daemon.client();
-            client.send(
-                format!(r#"{{"id":1,"method":"{method}","params":{{"{name}":null,"{name}":null}}}}"#)
-                    .as_bytes(),
-            );
-            assert_eq!(client.receive()["error"]["code"], -32602, "{method} {name} twice");
-        }
-    }
-    assert_eq!(daemon.call("device_list", Value::Null), json!([]));
-    daemon.assert_alive();
-    assert!(daemon.signal(Signal::SIGTERM).success());
-}
-
-#[test]
 fn out_of_range_numbers_are_not_rounded_into_range() {
     let daemon = Daemon::start();
     for number in ["18446744073709551616", "1e400", "1e3", "4096.0", "-0.5", "\"4096\"", "0"] {

@@ -10,6 +10,7 @@ mod clone;
 mod daemon;
 mod device;
 mod diff;
+mod events;
 mod failure;
 mod output;
 mod pool;
@@ -76,6 +77,8 @@ enum Command {
     /// Make writable volumes out of snapshots
     #[command(subcommand)]
     Clone(clone::Clone),
+    /// Show what has happened
+    Events(events::Events),
     /// Measure a target
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -103,6 +106,7 @@ pub fn main() -> ExitCode {
         Command::Volume(volume) => volume.run(common),
         Command::Snapshot(snapshot) => snapshot.run(common),
         Command::Clone(clone) => clone.run(common),
+        Command::Events(events) => events.run(common),
         Command::Bench(bench) => bench.run(common),
         Command::Rpc(rpc) => rpc.run(common),
     };

@@ -8,18 +8,24 @@ use super::rollback::{Keep, ROLLBACK_HELP, rollback};
 use super::volume::{SHOW, split};
 use super::{Common, Failure};
 use clap::Subcommand;
+use serde_json::json;
 
 /// Take snapshots, compare them, go back to them
 #[derive(Debug, Subcommand)]
 pub enum Snapshot {
-    /// Take a snapshot of a volume
-    #[command(after_help = "Instant, whatever the volume's size; hosts go on writing.
+    /// Take a snapshot of a volume, or of several volumes in one instant
+    #[command(
+        after_help = "Instant, whatever the volume's size; hosts go on writing. Several volumes of one pool are
+taken in the same instant.
 
-Example:
-  rimrock snapshot create model@step-1000")]
+Examples:
+  rimrock snapshot create model@step-1000
+  rimrock snapshot create rank0@step-1000 rank1@step-1000 rank2@step-1000"
+    )]
     Create {
         /// VOLUME@SNAPSHOT or POOL/VOLUME@SNAPSHOT
-        name: String,
+        #[arg(required = true)]
+        names: Vec<String>,
     },
     /// List snapshots
     #[command(after_help = "Examples:\n  rimrock snapshot list\n  rimrock snapshot list model")]
@@ -41,6 +47,32 @@ Example:
     Delete {
         /// NAME, POOL/NAME or UUID
         name: String,
+    },
+    /// Pin a snapshot or volume, so that it cannot be deleted
+    #[command(
+        after_help = "Any number of people or programs can pin the same; it stays until each has unpinned it.
+
+Example:
+  rimrock snapshot pin model@step-1000 --by serving --reason 'in production'"
+    )]
+    Pin {
+        /// NAME, POOL/NAME or UUID
+        name: String,
+        /// Who pins it: a name
+        #[arg(long)]
+        by: String,
+        /// Why, for whoever is refused
+        #[arg(long)]
+        reason: Option<String>,
+    },
+    /// Take a pin away
+    #[command(after_help = "Example:\n  rimrock snapshot unpin model@step-1000 --by serving")]
+    Unpin {
+        /// NAME, POOL/NAME or UUID
+        name: String,
+        /// Who pinned it
+        #[arg(long)]
+        by: String,
     },
     /// Make the volume what the snapshot was
     #[command(after_help = ROLLBACK_HELP)]
@@ -69,22 +101,49 @@ const LIST: &[Column] = &[
     ("UNIQUE", "unique", Show::Bytes),
     ("PARENT", "parent", Show::Plain),
     ("CHILDREN", "children", Show::Plain),
+    ("PINNED BY", "pinned_by", Show::Plain),
 ];
+
+/// The pool, the volume and the whole name of a snapshot to be taken.
+fn parts(name: &str) -> Result<(Option<&str>, &str, &str), Failure> {
+    let (pool, whole) = split(name);
+    match whole.rsplit_once('@') {
+        Some((volume, _)) => Ok((pool, volume, whole)),
+        None => Err(Failure::usage(format!("{name:?} does not say of which volume"))
+            .hint("write VOLUME@SNAPSHOT, as in `rimrock snapshot create model@step-1000`")),
+    }
+}
 
 impl Snapshot {
     /// Runs the command.
     pub fn run(self, common: &Common) -> Result<(), Failure> {
         let format = common.output;
         match self {
-            Snapshot::Create { name } => {
-                let (pool, whole) = split(&name);
-                let Some((volume, _)) = whole.rsplit_once('@') else {
-                    return Err(Failure::usage(format!("{name:?} does not say of which volume"))
-                        .hint("write VOLUME@SNAPSHOT, as in `rimrock snapshot create model@step-1000`"));
-                };
-                let arguments =
-                    Arguments::new().maybe("pool", pool).with("volume", volume).with("name", whole);
-                print_object(format, &call(common, "snapshot_create", arguments)?, SHOW)
+            Snapshot::Create { names } => match names.as_slice() {
+                [name] => {
+                    let (pool, volume, whole) = parts(name)?;
+                    let arguments =
+                        Arguments::new().maybe("pool", pool).with("volume", volume).with("name", whole);
+                    print_object(format, &call(common, "snapshot_create", arguments)?, SHOW)
+                }
+                names => {
+                    let mut snapshots = Vec::new();
+                    for name in names {
+                        let (pool, volume, whole) = parts(name)?;
+                        let volume = pool.map_or(volume.to_owned(), |pool| format!("{pool}/{volume}"));
+                        snapshots.push(json!({ "volume": volume, "name": whole }));
+                    }
+                    let arguments = Arguments::new().with("snapshots", snapshots);
+                    print_list(format, &call(common, "snapshot_create_group", arguments)?, LIST)
+                }
+            },
+            Snapshot::Pin { name, by, reason } => {
+                let arguments = Arguments::new().with("name", name).with("by", by).maybe("reason", reason);
+                print_object(format, &call(common, "snapshot_pin", arguments)?, SHOW)
+            }
+            Snapshot::Unpin { name, by } => {
+                let arguments = Arguments::new().with("name", name).with("by", by);
+                print_object(format, &call(common, "snapshot_unpin", arguments)?, SHOW)
             }
             Snapshot::List { volume, pool } => {
                 let arguments = Arguments::new().maybe("volume", volume).maybe("pool", pool);

@@ -96,6 +96,18 @@ Examples:
         #[command(flatten)]
         keep: Keep,
     },
+    /// Make a clone the main line, and the volume it was made from the clone
+    #[command(
+        after_help = "The snapshots that both share from then on belong to the promoted volume. No data is copied,
+and hosts notice nothing.
+
+Example:
+  rimrock volume promote finetune"
+    )]
+    Promote {
+        /// The clone: NAME, POOL/NAME or UUID
+        name: String,
+    },
     /// Show which ranges differ between two volumes or snapshots, or which hold data
     #[command(after_help = "Example:\n  rimrock volume diff model@step-1000 model")]
     Diff(Diff),
@@ -141,6 +153,7 @@ pub const LIST: &[Column] = &[
     ("WRITTEN", "written", Show::Bytes),
     ("UNIQUE", "unique", Show::Bytes),
     ("PARENT", "parent", Show::Plain),
+    ("PINNED BY", "pinned_by", Show::Plain),
     ("EXPORTED AS", "exports", Show::Plain),
 ];
 
@@ -160,6 +173,7 @@ pub const SHOW: &[Column] = &[
     ("parent", "parent", Show::Plain),
     ("children", "children", Show::Plain),
     ("created", "created", Show::Time),
+    ("pinned by", "pinned_by", Show::Plain),
     ("exported as", "exports", Show::Plain),
 ];
 
@@ -209,6 +223,11 @@ impl Volume {
                 print_object(format, &call(common, "volume_rename", arguments)?, SHOW)
             }
             Volume::Rollback { name, snapshot, keep } => rollback(common, Some(&name), &snapshot, keep),
+            Volume::Promote { name } => print_object(
+                format,
+                &call(common, "volume_promote", Arguments::new().with("name", name))?,
+                SHOW,
+            ),
             Volume::Diff(diff) => diff.run(common),
             Volume::Export { name, listen, nqn, hosts, read_only } => {
                 let arguments = Arguments::new()

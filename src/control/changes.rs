@@ -71,7 +71,9 @@ impl Daemon {
         if nqn == DISCOVERY {
             return Err(TargetError::ReservedNqn.into());
         }
-        for pool in self.record(nqn)?.homes {
+        let record = self.record(nqn)?;
+        self.record_deletion(&record).await?;
+        for pool in record.homes {
             self.write_record(&pool, nqn, None).await?;
         }
         self.exports.forget(nqn);
@@ -204,6 +206,9 @@ impl Daemon {
         if record.generation > 0 || !record.homes.is_empty() {
             record.generation += 1;
         }
+        let homes: Vec<_> = record.homes.iter().filter_map(|name| self.pools.get(name).ok()).collect();
+        record.pools.extend(homes.iter().map(|home| home.uuid()));
+        drop(homes);
         for (at, pool) in record.homes.iter().enumerate() {
             let Err(error) = self.write_record(pool, &record.nqn, Some(&record)).await else { continue };
             let before = self.exports.get(&record.nqn);

@@ -7,8 +7,10 @@
 
 use super::devices::{Devices, OpenDevice, Opening, Origin};
 use super::error::RpcError;
+use super::events::Events;
 use super::exports::{ChangeError, Exports};
 use super::methods::nvmf::target_error;
+use super::transport::TransportRecord;
 use crate::config::{Config, Poll, PoolEntry, SubsystemEntry};
 use crate::device::OpenOptions;
 use crate::memory::{self, ArenaConfig};
@@ -16,8 +18,9 @@ use crate::pool::{PoolManager, PoolOptions};
 use crate::reactor::{PollMode, ReactorConfig, ReactorError, Reactors};
 use crate::target::{SubsystemSpec, Target, TargetError};
 use crate::units::format_size;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::Mutex;
 use uuid::Uuid;
@@ -64,7 +67,10 @@ pub struct Daemon {
     pub(super) exports: Exports,
     /// Whether a client of SPDK's has "created" the transport, which it may do once.
     pub(super) transport_created: Cell<bool>,
+    /// The limits of the transport as they are recorded, if they ever were set.
+    pub(super) transport: RefCell<Option<TransportRecord>>,
     pub(super) pools: PoolManager,
+    pub(super) events: Arc<Events>,
     /// Held while a pool is created, imported, exported or destroyed.
     pub(super) pool_changes: Mutex<()>,
     pub(super) devices: Devices,
@@ -93,12 +99,17 @@ impl Daemon {
             return Err(StartError::Buffers { given: budget as u64, floor: floor as u64 });
         }
         memory::configure(&ArenaConfig { budget, threads, hugetlb: config.memory.hugepages });
+        let events = Arc::<Events>::default();
+        let kept = Arc::clone(&events);
+        let sink = Arc::new(move |event| kept.add(&event));
         let daemon = Daemon {
             listen: config.target.listen,
             target: Target::new(reactors.handles().to_vec()),
             exports: Exports::default(),
             transport_created: Cell::new(false),
-            pools: PoolManager::new(reactors.handles().to_vec(), config.memory.page_cache),
+            transport: RefCell::default(),
+            pools: PoolManager::new(reactors.handles().to_vec(), config.memory.page_cache).with_events(sink),
+            events,
             pool_changes: Mutex::default(),
             devices: Devices::default(),
             started: Instant::now(),
@@ -130,6 +141,11 @@ impl Daemon {
         for entry in &config.pool {
             let up = self.bring_up(entry).await;
             up.map_err(|error| StartError::Entry { what: format!("[[pool]] {}", entry.name), error })?;
+        }
+        // Of all pools before any: what is deleted must not come back, and the newest limits count.
+        for pool in self.pools.list() {
+            self.agree_on_transport(&pool).await;
+            self.read_deletions(&pool).await;
         }
         for pool in self.pools.list() {
             self.restore_exports(pool.name()).await;
@@ -230,7 +246,7 @@ impl Daemon {
     pub async fn stop(&self) {
         self.target.shutdown().await;
         for subsystem in self.exports.all() {
-            if let Err(error) = self.target.delete_subsystem(&subsystem.nqn).await {
+            if let Err(error) = self.target.withdraw_subsystem(&subsystem.nqn).await {
                 tracing::warn!(nqn = subsystem.nqn, %error, "a subsystem did not go in peace");
             }
         }

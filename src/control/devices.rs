@@ -171,6 +171,14 @@ impl Devices {
         self.by_name.borrow_mut().remove(name);
     }
 
+    /// Closes a forgotten device, unless somebody still has it. To give memory back takes the longer the more it is, so
+    /// it is not done on the control thread.
+    pub async fn close(&self, device: Rc<OpenDevice>) {
+        let handle = device.device.clone();
+        drop(device);
+        let _ = tokio::task::spawn_blocking(move || drop(handle)).await;
+    }
+
     /// Waits until a device that nothing uses any more is used by nothing: tasks on reactors let go of a pool's
     /// devices a moment after the pool is gone, and whoever asked for that may open the file again at once.
     pub async fn settle(&self, device: &OpenDevice) {

@@ -7,6 +7,7 @@
 //! [`changes`](super::changes) says how a subsystem changes, [`restore`](super::restore) how it comes back.
 #![forbid(unsafe_code)]
 
+use super::deleted::Deletion;
 use super::error::RpcError;
 use crate::target::{Backend, NamespaceSpec, SubsystemSpec, TargetError};
 use serde::{Deserialize, Serialize};
@@ -60,6 +61,9 @@ pub struct NamespaceRecord {
 pub struct Record {
     /// Its NQN.
     pub nqn: String,
+    /// Which subsystem of that NQN it is, where one was deleted and another made; nil in old records.
+    #[serde(default)]
+    pub id: Uuid,
     /// Its serial number; empty means derived from the NQN.
     pub serial_number: String,
     /// Its model number.
@@ -81,10 +85,13 @@ pub struct Record {
     /// Counts the changes since it was first recorded: of two pools' records of one subsystem the newer counts.
     #[serde(default)]
     pub generation: u64,
+    /// All pools that hold its record, also those that are away.
+    #[serde(default)]
+    pub pools: BTreeSet<Uuid>,
     /// Recorded namespaces that could not be brought back: nobody sees them, and they stay recorded.
     #[serde(skip)]
     pub unresolved: Vec<NamespaceRecord>,
-    /// The pools that hold its record.
+    /// The pools that hold its record and are here, by name.
     #[serde(skip)]
     pub homes: BTreeSet<String>,
 }
@@ -94,6 +101,7 @@ impl Record {
     pub fn new(spec: &SubsystemSpec) -> Record {
         Record {
             nqn: spec.nqn.clone(),
+            id: Uuid::new_v4(),
             serial_number: spec.serial_number.clone(),
             model_number: spec.model_number.clone(),
             allow_any_host: spec.allow_any_host,
@@ -104,6 +112,7 @@ impl Record {
             listeners: Vec::new(),
             namespaces: Vec::new(),
             generation: 0,
+            pools: BTreeSet::new(),
             unresolved: Vec::new(),
             homes: BTreeSet::new(),
         }
@@ -185,6 +194,8 @@ pub struct Addition {
 #[derive(Default)]
 pub struct Exports {
     records: RefCell<BTreeMap<String, Record>>,
+    /// Deleted ones of which a pool that is away has a record, by [`Record::id`].
+    pub(super) deleted: RefCell<BTreeMap<Uuid, Deletion>>,
     changing: Mutex<()>,
 }
 
@@ -233,6 +244,13 @@ impl Exports {
     /// Remembers a subsystem as it is now.
     pub fn set(&self, record: Record) {
         self.records.borrow_mut().insert(record.nqn.clone(), record);
+    }
+
+    /// A pool is destroyed: no record of it will ever come back.
+    pub fn forget_pool(&self, pool: Uuid) {
+        for record in self.records.borrow_mut().values_mut() {
+            record.pools.remove(&pool);
+        }
     }
 
     /// Forgets a subsystem.

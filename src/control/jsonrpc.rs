@@ -149,7 +149,7 @@ fn read_request(raw: &RawValue) -> Result<Request, Rejected> {
             None => {
                 let meant = crate::nearest::nearest(&name, NAMES)
                     .map_or(String::new(), |near| format!("; did you mean {near:?}?"));
-                fault = Some(format!("unknown member {name:?}{meant}"));
+                fault = Some(format!("unknown member {:?}{meant}", shortened(&name)));
             }
         }
     }
@@ -171,6 +171,15 @@ fn read_request(raw: &RawValue) -> Result<Request, Rejected> {
     };
     let params = params.filter(|params| params.get() != "null").map(ToOwned::to_owned);
     Ok(Request { id, method, params })
+}
+
+/// As much of a caller's word as is needed to find it again in the request.
+pub fn shortened(word: &str) -> String {
+    const SHOWN: usize = 100;
+    match word.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &word[..end]),
+        None => word.to_owned(),
+    }
 }
 
 /// The members of an object in their order, doubles included: what a map type would silently drop is an error

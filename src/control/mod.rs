@@ -10,8 +10,10 @@
 
 mod changes;
 mod daemon;
+mod deleted;
 mod devices;
 pub mod error;
+mod events;
 mod exports;
 pub mod framing;
 pub mod jsonrpc;
@@ -24,5 +26,6 @@ pub mod schema;
 pub mod server;
 mod signatures;
 pub mod table;
+mod transport;
 
 pub use daemon::{Daemon, StartError};

@@ -42,6 +42,7 @@ impl Daemon {
         let handles = claim.held().iter().map(|device| device.device.clone()).collect();
         let pool = self.pools.create(name, handles, options).await.map_err(pool_error)?;
         claim.keep(pool.name());
+        self.agree_on_transport(&pool).await;
         pool.info().await.map_err(pool_error)
     }
 
@@ -112,7 +113,8 @@ impl Daemon {
         ended
     }
 
-    /// Destroys a pool that nothing is exported from.
+    /// Destroys a pool that nothing is exported from. A caller that holds a handle to the pool meanwhile is waited for:
+    /// it is one to its devices.
     pub(crate) async fn destroy_pool(&self, name: &str) -> Result<(), RpcError> {
         let _alone = self.pool_changes.lock().await;
         let pool = self.pool_named(name)?;
@@ -124,9 +126,12 @@ impl Daemon {
                 libc::EBUSY,
                 format!("pool {name} is exported, as namespace {nsid} of {nqn}"),
             )
-            .hint("end its exports first, with volume_unexport or nvmf_delete_subsystem"));
+            .hint("end its exports first: `rimrock volume unexport NAME`, or `rimrock rpc nvmf_delete_subsystem`"));
         }
         let ended = self.pools.destroy(name).await.map_err(pool_error);
+        if ended.is_ok() {
+            self.exports.forget_pool(uuid);
+        }
         self.after_end(name, uuid).await;
         ended
     }
@@ -146,6 +151,9 @@ impl Daemon {
             self.devices.settle(device).await;
         }
         self.devices.set_pool(&devices, None);
+        for device in devices {
+            self.devices.close(device).await;
+        }
     }
 
     /// Sets the devices aside that a pool command names by name or by URI; those given by URI are opened.

@@ -12,6 +12,7 @@ use crate::pool::Pool;
 use crate::target::Backend;
 use std::net::SocketAddr;
 use std::time::Duration;
+use uuid::Uuid;
 
 /// How often listeners that could not be opened are tried again.
 const LISTEN_AGAIN: Duration = Duration::from_secs(2);
@@ -21,6 +22,8 @@ impl Daemon {
     /// Brings back what a pool's records name, except that nothing listens yet. Gives what could not be brought back.
     pub(super) async fn restore_exports(&self, pool_name: &str) -> Vec<String> {
         let Ok(pool) = self.pools.get(pool_name) else { return Vec::new() };
+        self.agree_on_transport(&pool).await;
+        self.read_deletions(&pool).await;
         let mut warnings = Vec::new();
         let stored = pool.config_list(KEY_PREFIX).await.unwrap_or_else(|error| {
             warnings.push(format!("the recorded exports cannot be read: {error}"));
@@ -28,7 +31,12 @@ impl Daemon {
         });
         for (key, value) in stored {
             match serde_json::from_value::<Record>(value) {
-                Ok(record) => self.restore_subsystem(&pool, record, &mut warnings).await,
+                Ok(mut record) => {
+                    if record.id.is_nil() {
+                        record.id = Uuid::new_v5(&Uuid::NAMESPACE_URL, record.nqn.as_bytes());
+                    }
+                    self.restore_subsystem(&pool, record, &mut warnings).await;
+                }
                 Err(error) => warnings.push(format!("the record {key} cannot be read: {error}")),
             }
         }
@@ -39,6 +47,9 @@ impl Daemon {
     }
 
     async fn restore_subsystem(&self, home: &Pool, stored: Record, warnings: &mut Vec<String>) {
+        if self.bury(home, &stored).await {
+            return;
+        }
         let nqn = stored.nqn.clone();
         let known = self.exports.get(&nqn);
         let mut record = match known.clone() {
@@ -52,6 +63,7 @@ impl Daemon {
             }
         };
         record.homes.insert(home.name().to_owned());
+        record.pools.extend(stored.pools.iter().copied().chain([home.uuid()]));
         let (before, stored_generation) = (record.generation, stored.generation);
         if stored_generation >= before {
             self.adopt(&mut record, &stored, warnings).await;
@@ -154,7 +166,7 @@ impl Daemon {
             if record.homes.is_empty() && !record.namespaces.iter().any(elsewhere) {
                 self.exports.forget(&nqn);
                 let target = self.target.clone();
-                leaving.push(Leaving::begin(async move { target.delete_subsystem(&nqn).await }).await);
+                leaving.push(Leaving::begin(async move { target.withdraw_subsystem(&nqn).await }).await);
                 continue;
             }
             for namespace in record.namespaces.extract_if(.., |namespace| !elsewhere(namespace)) {

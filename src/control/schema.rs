@@ -7,7 +7,7 @@
 #![forbid(unsafe_code)]
 
 use super::error::{INTERNAL_ERROR, RpcError};
-use super::jsonrpc::object_members;
+use super::jsonrpc::{object_members, shortened};
 use super::names;
 use crate::nearest::nearest;
 use serde_json::value::RawValue;
@@ -147,7 +147,8 @@ fn check_object(declared: &'static [Param], text: &str, path: &str) -> Result<Pa
     let mut seen: Vec<&str> = Vec::with_capacity(members.len());
     for (name, value) in &members {
         let Some(param) = declared.iter().find(|param| param.name == name) else {
-            return Err(unknown(declared, &join(path, name), name));
+            let shown = shortened(name);
+            return Err(unknown(declared, &join(path, &shown), &shown));
         };
         let field = join(path, param.name);
         if seen.contains(&param.name) {

@@ -14,8 +14,10 @@
 
 mod error;
 mod ram;
+mod sim;
 #[cfg(test)]
 mod tests;
+mod traffic;
 mod uri;
 mod uring;
 
@@ -24,6 +26,8 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 pub use error::{DeviceError, IoError};
+pub use sim::{SimDisks, SimFaults, SimSpec};
+pub use traffic::Traffic;
 pub use uri::DeviceUri;
 
 use crate::memory::{DmaBuf, DmaSlice};
@@ -32,6 +36,8 @@ use crate::memory::{DmaBuf, DmaSlice};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
     Ram,
+    /// See [`SimDisks`].
+    Sim,
     Uring,
 }
 
@@ -72,10 +78,12 @@ struct Inner {
     info: DeviceInfo,
     read_only: bool,
     backing: Backing,
+    counters: traffic::Counters,
 }
 
 enum Backing {
     Ram(ram::Ram),
+    Sim(sim::Sim),
     Uring(uring::Uring),
 }
 
@@ -94,20 +102,25 @@ impl Device {
             }
             _ => return Err(DeviceError::UnknownKind { uri: uri.to_owned(), kind: parsed.scheme }),
         };
-        Ok(Device { inner: Arc::new(Inner { info, read_only: options.read_only, backing }) })
+        Ok(Device::around(info, options.read_only, backing))
+    }
+
+    fn around(info: DeviceInfo, read_only: bool, backing: Backing) -> Device {
+        let counters = traffic::Counters::default();
+        Device { inner: Arc::new(Inner { info, read_only, backing, counters }) }
     }
 
     /// A ram device that begins with these contents; the length must be a multiple of `block_size`.
     pub fn ram_from_image(image: &[u8], block_size: u32) -> Result<Device, DeviceError> {
         let (info, ram) = ram::from_image(image, block_size)?;
-        Ok(Device { inner: Arc::new(Inner { info, read_only: false, backing: Backing::Ram(ram) }) })
+        Ok(Device::around(info, false, Backing::Ram(ram)))
     }
 
     /// A copy of a ram device's contents now; `None` for the other kinds.
     pub fn image(&self) -> Option<Vec<u8>> {
         match &self.inner.backing {
             Backing::Ram(ram) => Some(ram.image()),
-            Backing::Uring(_) => None,
+            Backing::Sim(_) | Backing::Uring(_) => None,
         }
     }
 
@@ -124,8 +137,21 @@ impl Device {
         }
     }
 
+    /// Whether [`Device::discard`] works, as far as is known: of some devices the first one tells.
+    pub fn can_discard(&self) -> bool {
+        match &self.inner.backing {
+            Backing::Ram(_) | Backing::Sim(_) => true,
+            Backing::Uring(uring) => uring.can_discard(),
+        }
+    }
+
     pub fn info(&self) -> &DeviceInfo {
         &self.inner.info
+    }
+
+    /// What went to the device and came from it since it was opened.
+    pub fn traffic(&self) -> Traffic {
+        self.inner.counters.total()
     }
 
     /// Fills `buf` from `offset`. The buffer comes back in any case; after an error its contents are
@@ -134,11 +160,13 @@ impl Device {
         if let Err(error) = self.check(offset, buf.len() as u64) {
             return (Err(error), buf);
         }
+        self.inner.counters.read(buf.len() as u64);
         match &self.inner.backing {
             Backing::Ram(ram) => {
                 ram.read(offset, &mut buf);
                 (Ok(()), buf)
             }
+            Backing::Sim(sim) => sim.read(offset, buf).await,
             Backing::Uring(uring) => uring.read(offset, buf).await,
         }
     }
@@ -146,18 +174,22 @@ impl Device {
     /// Writes `data` at `offset`.
     pub async fn write(&self, offset: u64, data: DmaSlice) -> Result<(), IoError> {
         self.check_write(offset, data.len() as u64)?;
+        self.inner.counters.write(data.len() as u64);
         match &self.inner.backing {
             Backing::Ram(ram) => {
                 ram.write(offset, &data);
                 Ok(())
             }
+            Backing::Sim(sim) => sim.write(offset, data).await,
             Backing::Uring(uring) => uring.write(offset, data).await,
         }
     }
 
     /// Writes the concatenation of `data` at `offset`; each part's length is a multiple of the block size.
     pub async fn write_vectored(&self, offset: u64, data: Vec<DmaSlice>) -> Result<(), IoError> {
-        self.check_write(offset, data.iter().map(|part| part.len() as u64).sum())?;
+        let len = data.iter().map(|part| part.len() as u64).sum();
+        self.check_write(offset, len)?;
+        self.inner.counters.write(len);
         match &self.inner.backing {
             Backing::Ram(ram) => {
                 let mut at = offset;
@@ -167,14 +199,25 @@ impl Device {
                 }
                 Ok(())
             }
+            Backing::Sim(sim) => {
+                let mut at = offset;
+                for part in data {
+                    let len = part.len() as u64;
+                    sim.write(at, part).await?;
+                    at += len;
+                }
+                Ok(())
+            }
             Backing::Uring(uring) => uring.write_vectored(offset, data).await,
         }
     }
 
     /// Makes everything acknowledged before this call durable.
     pub async fn flush(&self) -> Result<(), IoError> {
+        self.inner.counters.flush();
         match &self.inner.backing {
             Backing::Ram(_) => Ok(()),
+            Backing::Sim(sim) => sim.flush().await,
             Backing::Uring(uring) => uring.flush().await,
         }
     }
@@ -183,11 +226,13 @@ impl Device {
     /// cannot do both.
     pub async fn discard(&self, offset: u64, len: u64) -> Result<(), IoError> {
         self.check_write(offset, len)?;
+        self.inner.counters.discard(len);
         match &self.inner.backing {
             Backing::Ram(ram) => {
                 ram.zero(offset, len);
                 Ok(())
             }
+            Backing::Sim(sim) => sim.zero(offset, len).await,
             Backing::Uring(uring) => uring.discard(offset, len).await,
         }
     }
@@ -195,11 +240,13 @@ impl Device {
     /// Makes the range read as zeros.
     pub async fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), IoError> {
         self.check_write(offset, len)?;
+        self.inner.counters.discard(len);
         match &self.inner.backing {
             Backing::Ram(ram) => {
                 ram.zero(offset, len);
                 Ok(())
             }
+            Backing::Sim(sim) => sim.zero(offset, len).await,
             Backing::Uring(uring) => uring.write_zeroes(offset, len).await,
         }
     }

@@ -57,7 +57,6 @@ impl Uring {
         Uring { file, block_size, memory_align, zeroing }
     }
 
-    #[cfg(test)]
     pub(super) fn refuse_discards(&self) {
         self.zeroing.discard.store(DISCARD_WAYS.len() as u8 - 1, Ordering::Relaxed);
     }
@@ -123,6 +122,11 @@ impl Uring {
 
     pub(super) async fn flush(&self) -> Result<(), IoError> {
         ring::fdatasync(&self.file).await.map_err(|error| io_error(&error, 0))
+    }
+
+    /// Whether the last that is known of discards is that they work.
+    pub(super) fn can_discard(&self) -> bool {
+        !matches!(DISCARD_WAYS[usize::from(self.zeroing.discard.load(Ordering::Relaxed))], Way::Refuse)
     }
 
     pub(super) async fn discard(&self, offset: u64, len: u64) -> Result<(), IoError> {

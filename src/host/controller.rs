@@ -48,12 +48,14 @@ pub struct ControllerOptions {
     pub max_r2t: u32,
     /// Keep Alive Timeout in milliseconds, 0 for none. Whoever sets it must call [`Controller::keep_alive`] in time.
     pub kato_ms: u32,
+    /// How long a controller on a reactor may take for one command before the association ends, milliseconds; 0 for ever.
+    pub command_timeout_ms: u32,
     /// Ask for SQ flow control to be off, as all common hosts do.
     pub disable_sq_flow_control: bool,
 }
 
 impl ControllerOptions {
-    /// One I/O queue of 127 commands, without digests or keep alive, for a host that makes up its name from `hostid`.
+    /// One I/O queue of 127 commands of up to 30 s, without digests or keep alive, for a host that makes up its name from `hostid`.
     pub fn new(hostid: uuid::Uuid) -> ControllerOptions {
         ControllerOptions {
             hostnqn: format!("{}{hostid}", nqn::UUID_PREFIX),
@@ -64,6 +66,7 @@ impl ControllerOptions {
             hpda: 0,
             max_r2t: 16,
             kato_ms: 0,
+            command_timeout_ms: 30_000,
             disable_sq_flow_control: true,
         }
     }

@@ -20,6 +20,10 @@ pub enum HostError {
     Closed,
     #[error("no answer within {ms} ms")]
     Timeout { ms: u64 },
+    #[error(
+        "no answer to {command} (opcode {opcode:02x}h, namespace {nsid}) within {ms} ms; the association ends"
+    )]
+    CommandTimeout { command: &'static str, opcode: u8, nsid: u32, ms: u64 },
     #[error("the controller broke the protocol: {0}")]
     Protocol(#[from] ProtocolError),
     #[error("the command was not sent: {0}")]

@@ -20,10 +20,10 @@ use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::pin::pin;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, getsockopt, socket, sockopt};
 use slab::Slab;
@@ -31,7 +31,7 @@ use slab::Slab;
 use super::connection::{Granted, TRANSMIT_SLICES};
 use super::{CommandQueue, Connection, ConnectionOptions, Controller, ControllerOptions, Data, HostError};
 use crate::memory::{DmaBuf, DmaSlice};
-use crate::nvme::base::admin;
+use crate::nvme::base::{OPCODE_FABRICS, admin, nvm};
 use crate::nvme::{Cqe, Sqe};
 use crate::reactor::{self, sync};
 
@@ -44,7 +44,8 @@ const OPEN_LIMIT: Duration = Duration::from_secs(10);
 const RECEIVES_PER_TURN: usize = 4;
 
 /// Connects and enables a controller within `limit`, connects its I/O queues, and keeps it alive if `options` has a
-/// Keep Alive Timeout. On a reactor thread.
+/// Keep Alive Timeout. A command that is not answered in the time that `options` gives it ends the association. On a reactor
+/// thread.
 pub async fn connect(
     addr: SocketAddr,
     subnqn: &str,
@@ -56,6 +57,10 @@ pub async fn connect(
     let controller = connected.ok_or(HostError::Timeout { ms: limit.as_millis() as u64 })??;
     if options.kato_ms > 0 {
         spawn_keep_alive(controller.admin(), options.kato_ms);
+    }
+    if options.command_timeout_ms > 0 {
+        let limit = Duration::from_millis(options.command_timeout_ms.into());
+        watch(controller.admin(), controller.io_queues(), limit);
     }
     Ok(controller)
 }
@@ -77,12 +82,62 @@ fn spawn_keep_alive(admin: &Rc<Queue>, kato_ms: u32) {
                 Some((Err(error), _)) => return tracing::debug!(%error, "keep alive ends"),
                 None => {
                     tracing::warn!(ms = limit.as_millis(), "the controller does not answer; connection ends");
-                    shared.closed.set(true);
-                    return shared.kick.notify();
+                    return shared.end(HostError::Closed);
                 }
             }
         }
     });
+}
+
+/// Ends all queues of an association when one of their commands is not answered within `limit`, or an eighth of it later.
+fn watch(admin: &Rc<Queue>, io: &[Queue], limit: Duration) {
+    let io = io.iter().map(|queue| (false, Rc::downgrade(&queue.shared)));
+    let queues: Vec<(bool, Weak<Shared>)> =
+        std::iter::once((true, Rc::downgrade(&admin.shared))).chain(io).collect();
+    reactor::spawn(async move {
+        loop {
+            reactor::sleep(limit / 8).await;
+            let alive = || queues.iter().filter_map(|(is_admin, queue)| Some((*is_admin, queue.upgrade()?)));
+            if alive().next().is_none() {
+                return;
+            }
+            let Some(error) = alive().find_map(|(is_admin, queue)| queue.overdue(is_admin, limit)) else {
+                continue;
+            };
+            tracing::warn!(%error);
+            return alive().for_each(|(_, queue)| queue.end(error.clone()));
+        }
+    });
+}
+
+/// A command in flight, as a message names it.
+#[derive(Clone, Copy)]
+struct Started {
+    opcode: u8,
+    nsid: u32,
+    at: Instant,
+}
+
+impl Started {
+    fn name(self, is_admin: bool) -> &'static str {
+        match (self.opcode, is_admin) {
+            (OPCODE_FABRICS, _) => "a Fabrics command",
+            (admin::IDENTIFY, true) => "Identify",
+            (admin::GET_LOG_PAGE, true) => "Get Log Page",
+            (admin::GET_FEATURES, true) => "Get Features",
+            (admin::SET_FEATURES, true) => "Set Features",
+            (admin::KEEP_ALIVE, true) => "Keep Alive",
+            (admin::ABORT, true) => "Abort",
+            (_, true) => "an admin command",
+            (nvm::READ, false) => "Read",
+            (nvm::WRITE, false) => "Write",
+            (nvm::FLUSH, false) => "Flush",
+            (nvm::COMPARE, false) => "Compare",
+            (nvm::WRITE_ZEROES, false) => "Write Zeroes",
+            (nvm::DATASET_MANAGEMENT, false) => "Dataset Management",
+            (_, false) => "an I/O command",
+        }
+    }
 }
 
 /// One connection with its commands in flight.
@@ -101,7 +156,31 @@ struct Shared {
     /// Wakes the driver when it is parked.
     kick: sync::Event,
     parked: Cell<bool>,
-    closed: Cell<bool>,
+    /// Why the driver is to end the connection.
+    ending: RefCell<Option<HostError>>,
+}
+
+impl Shared {
+    /// Ends the connection, and every command with this error.
+    fn end(&self, error: HostError) {
+        self.ending.borrow_mut().get_or_insert(error);
+        self.kick.notify();
+    }
+
+    /// What to say of a command that has been in flight for longer than `limit`. Event requests may be for ever.
+    fn overdue(&self, is_admin: bool, limit: Duration) -> Option<HostError> {
+        let now = reactor::now();
+        let state = self.state.borrow();
+        let waits = |started: &&Started| is_admin && started.opcode == admin::ASYNC_EVENT_REQUEST;
+        let mut late = state.started.iter().flatten().filter(|started| !waits(started));
+        let started = late.find(|started| now.saturating_duration_since(started.at) >= limit)?;
+        Some(HostError::CommandTimeout {
+            command: started.name(is_admin),
+            opcode: started.opcode,
+            nsid: started.nsid,
+            ms: limit.as_millis() as u64,
+        })
+    }
 }
 
 struct State {
@@ -109,6 +188,8 @@ struct State {
     socket: TcpStream,
     /// By the token that the machine knows the command under.
     waiters: Slab<Waiter>,
+    /// By the same token, while the command is in flight.
+    started: Vec<Option<Started>>,
     lost: Option<HostError>,
     /// Command slots that became free since the driver last gave their permits back.
     freed: usize,
@@ -196,6 +277,9 @@ impl State {
 
     fn finish(&mut self, token: usize, outcome: Outcome) {
         self.freed += 1;
+        if let Some(started) = self.started.get_mut(token) {
+            *started = None;
+        }
         match self.waiters.get_mut(token) {
             Some(waiter @ Waiter::Waiting(_)) => {
                 if let Waiter::Waiting(Some(waker)) = std::mem::replace(waiter, Waiter::Done(outcome)) {
@@ -233,7 +317,14 @@ impl Queue {
             .map_err(|source| HostError::Connect { addr, source: Arc::new(source) })?;
         let machine = Connection::new(options);
         let depth = machine.free_slots();
-        let mut state = State { machine, socket, waiters: Slab::with_capacity(depth), lost: None, freed: 0 };
+        let mut state = State {
+            machine,
+            socket,
+            waiters: Slab::with_capacity(depth),
+            started: Vec::with_capacity(depth),
+            lost: None,
+            freed: 0,
+        };
         while !state.machine.is_open() {
             match state.turn()? {
                 Progress::Some => {}
@@ -246,7 +337,7 @@ impl Queue {
             slots: sync::Semaphore::new(depth),
             kick: sync::Event::new(),
             parked: Cell::new(false),
-            closed: Cell::new(false),
+            ending: RefCell::new(None),
         });
         reactor::spawn(drive(Rc::clone(&shared)));
         Ok(Queue { shared })
@@ -279,6 +370,10 @@ async fn run(shared: &Shared, sqe: Sqe, data: Buffer) -> Outcome {
             shared.slots.release(1);
             return (Err(refused.why.into()), refused.data);
         }
+        if state.started.len() <= token {
+            state.started.resize(token + 1, None);
+        }
+        state.started[token] = Some(Started { opcode: sqe.opcode, nsid: sqe.nsid.get(), at: reactor::now() });
         WaitFor { shared, token: Some(token) }
     };
     if shared.parked.get() {
@@ -289,8 +384,7 @@ async fn run(shared: &Shared, sqe: Sqe, data: Buffer) -> Outcome {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        self.shared.closed.set(true);
-        self.shared.kick.notify();
+        self.shared.end(HostError::Closed);
     }
 }
 
@@ -337,9 +431,10 @@ impl Drop for WaitFor<'_> {
 async fn drive(shared: Rc<Shared>) {
     let mut idle_since = None;
     loop {
-        let outcome = match shared.closed.get() {
-            true => Err(HostError::Closed),
-            false => shared.state.borrow_mut().turn(),
+        let ending = shared.ending.borrow().clone();
+        let outcome = match ending {
+            Some(error) => Err(error),
+            None => shared.state.borrow_mut().turn(),
         };
         if let Err(error) = &outcome {
             shared.state.borrow_mut().lose(error.clone());

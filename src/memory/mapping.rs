@@ -4,6 +4,8 @@ use std::io;
 use std::ptr::{NonNull, null_mut};
 
 pub(super) const HUGE_PAGE: usize = 2 << 20;
+/// How much of a mapping goes back to the system at a time.
+const RELEASE_STEP: usize = 64 << 20;
 
 /// A private, zero-filled mapping that begins at a multiple of 2 MiB. Pages are taken from the system when
 /// they are first touched, as huge ones where it can.
@@ -40,13 +42,21 @@ impl Mapping {
     }
 
     /// Takes the first `len` bytes' pages from the system now rather than at their first use.
+    ///
+    /// A huge page at a time: the system holds the lock on this process's address space throughout one call, and
+    /// whoever maps or unmaps memory meanwhile, as any thread that allocates may, waits for its end.
     pub(super) fn populate(&self, len: usize) -> io::Result<()> {
         assert!(len <= self.map_len - (self.base.as_ptr().addr() - self.map_base.as_ptr().addr()));
-        // SAFETY: the range lies in this mapping; no byte of it changes.
-        match unsafe { libc::madvise(self.base.as_ptr().cast(), len, libc::MADV_POPULATE_WRITE) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
+        for start in (0..len).step_by(HUGE_PAGE) {
+            let step = HUGE_PAGE.min(len - start);
+            // SAFETY: `start` is below `len`, which lies in this mapping.
+            let at = unsafe { self.base.add(start) };
+            // SAFETY: the range lies in this mapping; no byte of it changes.
+            if unsafe { libc::madvise(at.as_ptr().cast(), step, libc::MADV_POPULATE_WRITE) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
         }
+        Ok(())
     }
 
     pub(super) fn base(&self) -> NonNull<u8> {
@@ -67,6 +77,14 @@ fn map(len: usize, flags: i32) -> io::Result<NonNull<u8>> {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // In steps, for the reason given at `populate`. Those of reserved huge pages may refuse: they go in the end.
+        for start in (0..self.map_len).step_by(RELEASE_STEP) {
+            let step = RELEASE_STEP.min(self.map_len - start);
+            // SAFETY: `start` is below the mapping's length.
+            let at = unsafe { self.map_base.add(start) };
+            // SAFETY: the range lies in this mapping, of which nobody has a view any more.
+            unsafe { libc::madvise(at.as_ptr().cast(), step, libc::MADV_DONTNEED) };
+        }
         // SAFETY: exactly the mapping made in `new`; whoever drops it has given up every view of it.
         unsafe { libc::munmap(self.map_base.as_ptr().cast(), self.map_len) };
     }

@@ -1,6 +1,7 @@
 //! What a pool does by itself on its home reactor: it takes deleted nodes apart, and deals regions to its shards.
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::catalog::Transaction;
@@ -11,6 +12,8 @@ use super::records::{Changes, Chore, NodeRecord, Records};
 use super::space::{Ask, RegionId, RegionKind, Use};
 use crate::device::IoError;
 
+/// Blocks that may be nobody's for which a ghost is thinned again.
+const STALE_MIN: u64 = 2048;
 /// When deleting is tried again that failed for want of space.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -68,7 +71,7 @@ impl Home {
             }
         }
         let records = self.records.borrow();
-        let mut waiting = records.chores().filter(|(_, node)| !self.pins.has(*node));
+        let mut waiting = records.chores().filter(|(_, node)| !self.holds.has(*node));
         Ok(waiting.next().map(|(chore, node)| (node, chore)))
     }
 
@@ -97,6 +100,36 @@ impl Home {
         Ok(())
     }
 
+    /// Has those ghosts thinned again of whose blocks many may have become nobody's, as what grew from them was written
+    /// over; any, when the pool has no room left.
+    pub(super) async fn look_after_ghosts(&self) -> Result<(), PoolError> {
+        if !self.records.borrow().has_ghosts() {
+            return Ok(());
+        }
+        let mut sums: BTreeMap<NodeId, (u64, u64)> = BTreeMap::new();
+        let stale = self.owners.each(|shard| async move { shard.state.borrow().nodes.stale() }).await?;
+        for (node, count, held) in stale.into_iter().flatten() {
+            let sum = sums.entry(node).or_default();
+            *sum = (sum.0 + count, sum.1 + held);
+        }
+        let _lock = self.operations.acquire(1).await;
+        let mut changes = Changes::default();
+        {
+            let records = self.records.borrow();
+            let full = records.regions.spare() == 0;
+            let worthwhile =
+                |count: u64, held: u64| count >= if full { STALE_MIN / 8 } else { STALE_MIN.max(held / 4) };
+            for (node, _) in sums.into_iter().filter(|(_, (count, held))| worthwhile(*count, *held)) {
+                records.unsettle(Some(node.0), &mut changes);
+            }
+        }
+        if !changes.is_empty() {
+            self.commit(changes).await?;
+            self.wake_reaper();
+        }
+        Ok(())
+    }
+
     /// Frees what a deleted node alone holds, and leaves the rest to the one that grew from it, if any did.
     async fn take_apart(&self, node: NodeId) -> Result<(), PoolError> {
         let heir = self.records.borrow().children(node).next();
@@ -108,8 +141,8 @@ impl Home {
         let lineage = {
             let records = self.records.borrow();
             let record = records.node(node).ok_or(IoError::Gone)?;
-            // Ghosts keep nothing for a ghost.
-            if !record.ghost {
+            // Ghosts keep nothing for a ghost; but what went before it, they may have kept for that.
+            if !(record.ghost && record.thinned) {
                 records.unsettle(record.parent, &mut changes);
             }
             changes.node(node, None);

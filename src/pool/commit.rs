@@ -13,6 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use super::pointer::{BLOCK_BYTES, Block};
+use super::sabotage::{Sabotage, is};
 use super::shard::Shard;
 use super::space::{Ask, Use};
 use super::tree::Plan;
@@ -124,7 +125,9 @@ impl Shard {
         for result in super::join::all(runs.into_iter().map(|run| self.write_run(run))).await {
             result?;
         }
-        self.flush_devices().await?;
+        if !is(Sabotage::RootFirst) {
+            self.flush_devices().await?;
+        }
         let root = plan.root.encode(self.pool, self.index);
         let writes = self.copies().into_iter().enumerate().map(|(copy, device)| {
             let block = self.geometry.root_slot(copy as u64, self.index, plan.root.generation % 2);

@@ -4,7 +4,7 @@
 //! difference is complete: that much is answered, in the order of the volume, and the next part begins there. What a part
 //! costs in time and memory follows from how much is asked for and how much differs, not from how much exists.
 //!
-//! A node that is walked is pinned: deleting it is recorded at once, and taking it apart waits until the part is
+//! A node that is walked is held: deleting it is recorded at once, and taking it apart waits until the part is
 //! answered. Nothing here survives a crash, and nothing needs to: a part is asked for by its offset.
 #![forbid(unsafe_code)]
 
@@ -65,34 +65,34 @@ struct Piece {
 
 /// Nodes whose trees must not be taken apart now, with how many walk them.
 #[derive(Default)]
-pub(super) struct Pins(RefCell<BTreeMap<NodeId, u32>>);
+pub(super) struct Holds(RefCell<BTreeMap<NodeId, u32>>);
 
 /// The nodes stay whole for as long as this lives.
-struct Pinned<'a> {
-    pins: &'a Pins,
+struct Held<'a> {
+    holds: &'a Holds,
     nodes: Vec<NodeId>,
 }
 
-impl Pins {
+impl Holds {
     /// Whether somebody walks this node.
     pub fn has(&self, node: NodeId) -> bool {
         self.0.borrow().contains_key(&node)
     }
 
-    fn pin(&self, nodes: Vec<NodeId>) -> Pinned<'_> {
-        let mut pins = self.0.borrow_mut();
-        nodes.iter().for_each(|node| *pins.entry(*node).or_default() += 1);
-        Pinned { pins: self, nodes }
+    fn hold(&self, nodes: Vec<NodeId>) -> Held<'_> {
+        let mut holds = self.0.borrow_mut();
+        nodes.iter().for_each(|node| *holds.entry(*node).or_default() += 1);
+        Held { holds: self, nodes }
     }
 }
 
-impl Drop for Pinned<'_> {
+impl Drop for Held<'_> {
     fn drop(&mut self) {
-        let mut pins = self.pins.0.borrow_mut();
+        let mut holds = self.holds.0.borrow_mut();
         for node in &self.nodes {
-            match pins.get_mut(node) {
+            match holds.get_mut(node) {
                 Some(count) if *count > 1 => *count -= 1,
-                _ => drop(pins.remove(node)),
+                _ => drop(holds.remove(node)),
             }
         }
     }
@@ -157,7 +157,7 @@ impl Home {
         if offset >= size {
             return Ok(DiffPart { ranges: Vec::new(), next_offset: None });
         }
-        let pinned = self.pins.pin(std::iter::once(node).chain(base).collect());
+        let held = self.holds.hold(std::iter::once(node).chain(base).collect());
         let shards = self.owners.reactors.len() as u64;
         let pieces_max = ranges_max.max(PIECES_MIN);
         let found = self.owners.each(move |shard| async move {
@@ -165,7 +165,7 @@ impl Home {
             shard.diff_part(node, base, before(offset), before(size), pieces_max).await
         });
         let found = found.await;
-        drop(pinned);
+        drop(held);
         let deleted = |node| self.records.borrow().node(node).is_some_and(|node| node.deleting);
         if std::iter::once(node).chain(base).any(deleted) {
             // Its end waits for this walk.
@@ -250,12 +250,12 @@ mod tests {
 
     #[test]
     fn a_node_is_free_when_the_last_of_its_walks_has_ended() {
-        let pins = Pins::default();
-        let first = pins.pin(vec![NodeId(1), NodeId(2)]);
-        let second = pins.pin(vec![NodeId(2), NodeId(2)]);
+        let holds = Holds::default();
+        let first = holds.hold(vec![NodeId(1), NodeId(2)]);
+        let second = holds.hold(vec![NodeId(2), NodeId(2)]);
         drop(first);
-        assert!(!pins.has(NodeId(1)) && pins.has(NodeId(2)));
+        assert!(!holds.has(NodeId(1)) && holds.has(NodeId(2)));
         drop(second);
-        assert!(!pins.has(NodeId(2)));
+        assert!(!holds.has(NodeId(2)));
     }
 }

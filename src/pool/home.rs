@@ -19,30 +19,35 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, Weak};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use uuid::Uuid;
 
 use super::catalog::{Catalog, Transaction};
-use super::diff::Pins;
+use super::diff::Holds;
 use super::error::PoolError;
-use super::info::{NodeInfo, RollbackInfo, VolumeSpec};
+use super::event::{EventSink, PoolEventKind};
+use super::info::{NodeInfo, NodeKind, RollbackInfo, VolumeSpec};
 use super::io::Source;
 use super::label::Geometry;
 use super::local::Owners;
 use super::node::NodeId;
 use super::pointer::{BLOCK_BYTES, CHUNK_BYTES, LEAVES_MAX};
 use super::records::{Changes, Entity, NodeRecord, Records, VolumeRecord};
+use super::sabotage::{Sabotage, is};
 use super::tree::VolumeId;
 use super::volume::{Shared, Volume};
 use crate::device::IoError;
 use crate::reactor::sync::Semaphore;
+use crate::reactor::{new_uuid, unix_now};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Longest name in bytes.
 const NAME_MAX: usize = 223;
+/// Volumes of one group snapshot: their seals must fit into what the journal keeps free for them.
+const GROUP_MAX: usize = 512;
 
 /// A pool on its home reactor.
 pub(super) struct Home {
@@ -57,8 +62,9 @@ pub(super) struct Home {
     handles: RefCell<BTreeMap<u64, Weak<Shared>>>,
     pub(super) usage: RefCell<BTreeMap<VolumeId, Arc<AtomicU64>>>,
     pub(super) reaper: Cell<bool>,
-    pub(super) pins: Pins,
+    pub(super) holds: Holds,
     pub(super) closed: Cell<bool>,
+    pub(super) events: Option<EventSink>,
     pub(super) damage: RefCell<Vec<String>>,
 }
 
@@ -70,6 +76,7 @@ impl Home {
         owners: Arc<Owners>,
         records: Records,
         catalog: Catalog,
+        events: Option<EventSink>,
     ) -> Home {
         let usage = records.volumes().map(|(id, _)| (id, Arc::default())).collect();
         Home {
@@ -84,8 +91,9 @@ impl Home {
             handles: RefCell::default(),
             usage: RefCell::new(usage),
             reaper: Cell::new(false),
-            pins: Pins::default(),
+            holds: Holds::default(),
             closed: Cell::new(false),
+            events,
             damage: RefCell::default(),
         }
     }
@@ -99,7 +107,7 @@ impl Home {
     }
 
     /// As [`commit`](Home::commit), if the catalog has room for something new.
-    async fn commit_new(&self, changes: Changes) -> Result<(), PoolError> {
+    pub(super) async fn commit_new(&self, changes: Changes) -> Result<(), PoolError> {
         self.admit(&changes).await?;
         self.commit(changes).await
     }
@@ -128,7 +136,7 @@ impl Home {
         catalog.iter().flat_map(|catalog| catalog.live()).map(|(_, block)| block).collect()
     }
 
-    fn check(&self) -> Result<(), PoolError> {
+    pub(super) fn check(&self) -> Result<(), PoolError> {
         match self.closed.get() {
             true => Err(PoolError::not_found("the pool is being exported")),
             false => Ok(()),
@@ -211,7 +219,7 @@ impl Home {
                 spec.block_size
             )));
         }
-        let uuid = spec.uuid.unwrap_or_else(Uuid::new_v4);
+        let uuid = spec.uuid.unwrap_or_else(new_uuid);
         if self.records.borrow().with_uuid(uuid).is_some() {
             return Err(PoolError::exists(format!("there is a volume or snapshot with UUID {uuid} already")));
         }
@@ -223,7 +231,9 @@ impl Home {
             block_size: spec.block_size,
             write_cache: spec.write_cache,
             created: unix_now(),
+            clear_from: None,
             origin: None,
+            pins: Vec::new(),
         };
         self.add_volume(volume, None).await?;
         drop(lock);
@@ -241,14 +251,16 @@ impl Home {
             let node = records.node(parent).ok_or(IoError::Gone)?;
             let origin = records.volume(VolumeId(node.volume));
             VolumeRecord {
-                uuid: Uuid::new_v4(),
+                uuid: new_uuid(),
                 name: name.to_owned(),
                 head: 0,
                 size: node.size,
                 block_size: node.block_size,
                 write_cache: origin.is_none_or(|origin| origin.write_cache),
                 created: unix_now(),
+                clear_from: None,
                 origin: Some(node.uuid),
+                pins: Vec::new(),
             }
         };
         self.add_volume(volume, Some(parent)).await?;
@@ -262,12 +274,14 @@ impl Home {
             (records.next_volume(), records.next_node())
         };
         volume.head = head.0;
+        let name = volume.name.clone();
         let node = NodeRecord::head(parent, &volume, id);
         let lineage = node.lineage();
         let mut changes = Changes::default();
         changes.volume(id, Some(volume));
         changes.node(head, Some(node));
         self.commit_new(changes).await?;
+        self.tell(PoolEventKind::Created { kind: NodeKind::Volume, name });
         let usage = Arc::new(AtomicU64::new(0));
         self.usage.borrow_mut().insert(id, Arc::clone(&usage));
         self.owners
@@ -285,6 +299,12 @@ impl Home {
     pub async fn snapshot_create(&self, wanted: &[(String, String)]) -> Result<Vec<NodeInfo>, PoolError> {
         let lock = self.operations.acquire(1).await;
         self.check()?;
+        if wanted.len() > GROUP_MAX {
+            let count = wanted.len();
+            return Err(PoolError::invalid(format!(
+                "{count} volumes are more than one instant can take ({GROUP_MAX})"
+            )));
+        }
         let mut changes = Vec::new();
         for (i, (volume, name)) in wanted.iter().enumerate() {
             self.check_name(name)?;
@@ -312,8 +332,9 @@ impl Home {
         let lock = self.operations.acquire(1).await;
         self.check()?;
         let (id, target) = (self.find_volume(volume)?, self.find_snapshot(snapshot)?);
-        if let Some(keep) = &keep {
-            self.check_name(keep)?;
+        match &keep {
+            Some(keep) => self.check_name(keep)?,
+            None => self.records.borrow().check_unpinned(volume, Entity::Volume(id), "discarded")?,
         }
         self.succeed(vec![(id, keep.clone(), Some(target))]).await?;
         let (size, handles) = {
@@ -334,6 +355,7 @@ impl Home {
         successions: Vec<(VolumeId, Option<String>, Option<NodeId>)>,
     ) -> Result<(), PoolError> {
         let volumes: Vec<VolumeId> = successions.iter().map(|(volume, ..)| *volume).collect();
+        let names: Vec<String> = successions.iter().filter_map(|(_, name, _)| name.clone()).collect();
         let (mut seals, mut lineages, mut changes) = (Vec::new(), Vec::new(), Changes::default());
         let epoch = {
             let mut records = self.records.borrow_mut();
@@ -347,7 +369,7 @@ impl Home {
                     deleting: name.is_none(),
                     name,
                     created: unix_now(),
-                    uuid: Uuid::new_v4(),
+                    uuid: new_uuid(),
                     ..records.node(old).ok_or(IoError::Internal("a volume has no head"))?.clone()
                 };
                 volume.size = match parent {
@@ -375,7 +397,10 @@ impl Home {
             seals.iter().map(|(id, ..)| self.usage.borrow().get(id).cloned().unwrap_or_default()).collect();
         let sealed = owners
             .each(move |shard| async move {
-                let durable = shard.is_durable();
+                if is(Sabotage::SealLate) && shard.index == 0 {
+                    crate::reactor::sleep(std::time::Duration::from_millis(2)).await;
+                }
+                let durable = shard.is_durable() || is(Sabotage::ForgetSnapshotFlush);
                 shard.seal(&seals, &lineages, epoch);
                 let mut state = shard.state.borrow_mut();
                 let referenced = seals.iter().map(|(_, _, head)| state.nodes.referenced(*head));
@@ -397,6 +422,9 @@ impl Home {
             return Err(error);
         }
         owners.each(|shard| async move { shard.settle() }).await?;
+        for name in names {
+            self.tell(PoolEventKind::Created { kind: NodeKind::Snapshot, name });
+        }
         self.wake_reaper();
         Ok(())
     }
@@ -415,16 +443,25 @@ impl Home {
         }
         let node = self.node_of(entity);
         let mut changes = Changes::default();
-        {
+        let deleted = {
             let records = self.records.borrow();
+            records.check_unpinned(name, entity, "deleted")?;
+            let record = records.node(node).ok_or(IoError::Gone)?.clone();
+            let kind = match entity {
+                Entity::Volume(_) => NodeKind::Volume,
+                Entity::Snapshot(_) => NodeKind::Snapshot,
+            };
+            let mut deleted = record.name.clone();
             if let Entity::Volume(id) = entity {
+                deleted = records.volume(id).map(|volume| volume.name.clone());
                 changes.volume(id, None);
             }
-            let record = records.node(node).ok_or(IoError::Gone)?.clone();
             let sealed = record.sealed.or(Some(records.pool.epoch));
             changes.node(node, Some(NodeRecord { name: None, deleting: true, sealed, ..record }));
-        }
+            PoolEventKind::Deleted { kind, name: deleted.unwrap_or_default() }
+        };
         self.commit(changes).await?;
+        self.tell(deleted);
         if let Entity::Volume(id) = entity {
             self.usage.borrow_mut().remove(&id);
             self.owners.each(move |shard| async move { shard.remove_volume(id) }).await?;
@@ -457,20 +494,57 @@ impl Home {
         let mut changes = Changes::default();
         {
             let records = self.records.borrow();
-            let volume = VolumeRecord { size, ..records.volume(id).ok_or(IoError::Gone)?.clone() };
+            let clear_from = (size < old).then_some(size);
+            let volume = records.volume(id).ok_or(IoError::Gone)?.clone();
+            let volume = VolumeRecord { size, clear_from, ..volume };
             let head = NodeId(volume.head);
             let node = NodeRecord { size, ..records.node(head).ok_or(IoError::Gone)?.clone() };
             changes.volume(id, Some(volume));
             changes.node(head, Some(node));
         }
         self.commit(changes).await?;
-        if size < old {
-            volume.deallocate(size, old - size).await?;
-        }
         volume.shared.size.store(size, Ordering::Relaxed);
+        self.clear(id).await?;
         // The handle first: who gets the lock may be about to close the pool, which no handle may outlive.
         drop((volume, lock));
         self.node(name).await
+    }
+
+    /// Gives back what lies beyond the end of a volume that was shrunk.
+    async fn clear(&self, id: VolumeId) -> Result<(), PoolError> {
+        let record = self.records.borrow().volume(id).cloned();
+        let Some(record) = record.filter(|record| record.clear_from.is_some()) else { return Ok(()) };
+        let volume = self.open_entity(Entity::Volume(id))?;
+        volume.unmap(id, record.size, self.size_max()).await?;
+        // Only when it is durable may it be forgotten that it was to be done.
+        self.owners.flush().await?;
+        let mut changes = Changes::default();
+        changes.volume(id, Some(VolumeRecord { clear_from: None, ..record }));
+        self.commit(changes).await
+    }
+
+    /// Ends what a crash interrupted, in the background.
+    pub(super) fn resume(self: &Rc<Home>) {
+        self.wake_reaper();
+        let home = Rc::clone(self);
+        crate::reactor::spawn(async move {
+            let _lock = home.operations.acquire(1).await;
+            let shrunk = |home: &Home| {
+                let records = home.records.borrow();
+                records
+                    .volumes()
+                    .filter(|(_, v)| v.clear_from.is_some())
+                    .map(|(id, _)| id)
+                    .collect::<Vec<_>>()
+            };
+            for id in shrunk(&home) {
+                if !home.closed.get()
+                    && let Err(error) = home.clear(id).await
+                {
+                    tracing::warn!("a volume that was shrunk keeps space for now: {error}");
+                }
+            }
+        });
     }
 
     /// Gives a volume or a snapshot another name.
@@ -593,7 +667,7 @@ impl NodeRecord {
     /// A head for a volume.
     fn head(parent: Option<NodeId>, volume: &VolumeRecord, id: VolumeId) -> NodeRecord {
         NodeRecord {
-            uuid: Uuid::new_v4(),
+            uuid: new_uuid(),
             name: None,
             parent: parent.map(|parent| parent.0),
             sealed: None,
@@ -604,6 +678,7 @@ impl NodeRecord {
             deleting: false,
             ghost: false,
             thinned: false,
+            pins: Vec::new(),
         }
     }
 }
@@ -613,10 +688,6 @@ fn handle_key(source: Source) -> u64 {
         Source::Volume(volume) => u64::from(volume.0) << 1,
         Source::Node(node) => u64::from(node.0) << 1 | 1,
     }
-}
-
-pub(super) fn unix_now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 pub(super) fn check_name(what: &str, name: &str) -> Result<(), PoolError> {

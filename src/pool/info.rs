@@ -10,7 +10,7 @@ use super::error::PoolError;
 use super::home::Home;
 use super::node::NodeId;
 use super::pointer::BLOCK_BYTES;
-use super::records::Entity;
+use super::records::{Entity, Pin};
 use super::space::Use;
 use super::tree::VolumeId;
 
@@ -77,6 +77,8 @@ pub struct NodeInfo {
     pub epoch: Option<u64>,
     /// Seconds since 1970.
     pub created: u64,
+    /// Who wants it to stay.
+    pub pins: Vec<Pin>,
 }
 
 /// What a rollback did.
@@ -215,6 +217,7 @@ impl Home {
             write_cache: false,
             epoch: node.sealed,
             created: node.created,
+            pins: records.pins(entity).to_vec(),
         };
         let Entity::Volume(volume) = entity else { return Some(info) };
         // What is left of a deleted snapshot above may be the volume's alone as well.

@@ -10,6 +10,7 @@ use super::cache::Object;
 use super::journal::Record;
 use super::node::NodeId;
 use super::pointer::{BLOCK_BYTES, Block, FANOUT, Pointer};
+use super::sabotage::{Sabotage, is};
 use super::shard::Shard;
 use super::space::{Ask, Use};
 use super::tree::{Extent, Reserve, VolumeId};
@@ -410,7 +411,9 @@ impl Shard {
                             if changed {
                                 let record =
                                     Record::Unmap { node, slot: at, count: count as u16, birth: epoch };
-                                state.journal.append(&record);
+                                if !is(Sabotage::ForgetTrim) {
+                                    state.journal.append(&record);
+                                }
                                 self.stage(&state.journal);
                                 state.account(volume, node, before);
                             }

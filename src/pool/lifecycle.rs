@@ -15,7 +15,8 @@ use uuid::Uuid;
 
 use super::catalog::{Catalog, Map};
 use super::error::{PoolError, PoolErrorKind};
-use super::home::{Home, unix_now};
+use super::event::EventSink;
+use super::home::Home;
 use super::label::{DEVICE_BYTES_MIN, Geometry, Label, LabelError, REGIONS_MAX, SHARDS_MAX, VDEVS_MAX};
 use super::local::{self, Owners};
 use super::node::{Lineage, NodeId};
@@ -26,7 +27,7 @@ use super::shard::{Answer, Regions, Shard};
 use super::space::{Ask, RegionId, RegionKind, Use};
 use crate::device::{Device, IoError};
 use crate::memory::DmaBuf;
-use crate::reactor::ReactorHandle;
+use crate::reactor::{ReactorHandle, new_uuid, unix_now};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -37,6 +38,11 @@ thread_local! {
 /// The home of a pool, on its home reactor.
 pub(super) fn home(key: usize) -> Option<Rc<Home>> {
     HOMES.with_borrow(|homes| homes.get(&key).cloned())
+}
+
+/// Forgets all pools at home on this thread.
+pub(super) fn forget_all() {
+    drop(HOMES.take());
 }
 
 /// A shard's link to its pool.
@@ -220,15 +226,26 @@ fn place(uuid: Uuid, shard: u16, owners: &Owners, geometry: Geometry, page_limit
     Place { pool: uuid, shard, devices: owners.devices.clone().into(), geometry, page_limit }
 }
 
+/// What a pool works with in this process.
+pub(super) struct Setting {
+    /// Who owns its shards.
+    pub owners: Arc<Owners>,
+    /// Its home reactor.
+    pub reactor: Option<ReactorHandle>,
+    /// Clean pages that a shard keeps in memory.
+    pub page_limit: usize,
+    /// Where its events go.
+    pub events: Option<EventSink>,
+}
+
 pub(super) async fn create(
     name: String,
     uuid: Uuid,
     geometry: Geometry,
-    owners: Arc<Owners>,
-    reactor: Option<ReactorHandle>,
-    page_limit: usize,
+    setting: Setting,
     force: bool,
 ) -> Result<(), PoolError> {
+    let Setting { owners, reactor, page_limit, events } = setting;
     for device in &owners.devices {
         let found =
             read_label(device).await.map(|(_, label)| label.filter(|label| label.live).map(|l| l.name));
@@ -244,7 +261,7 @@ pub(super) async fn create(
             )));
         }
     }
-    let identities: Vec<Uuid> = owners.devices.iter().map(|_| Uuid::new_v4()).collect();
+    let identities: Vec<Uuid> = owners.devices.iter().map(|_| new_uuid()).collect();
     let mut records = Records::new(geometry, owners.devices.len());
     records.pool.name.clone_from(&name);
     for shard in 0..geometry.shards {
@@ -286,18 +303,18 @@ pub(super) async fn create(
     };
     write_labels(&owners.devices, &label).await?;
     let key = owners.key;
-    let home = Home::new(uuid, identities, geometry, owners, records, catalog);
-    HOMES.with_borrow_mut(|homes| homes.insert(key, Rc::new(home)));
+    let home = Rc::new(Home::new(uuid, identities, geometry, owners, records, catalog, events));
+    HOMES.with_borrow_mut(|homes| homes.insert(key, Rc::clone(&home)));
+    home.keep_watch();
     Ok(())
 }
 
 pub(super) async fn open(
     label: Label,
-    owners: Arc<Owners>,
-    reactor: Option<ReactorHandle>,
-    page_limit: usize,
+    setting: Setting,
     mut damage: Vec<String>,
 ) -> Result<String, PoolError> {
+    let Setting { owners, reactor, page_limit, events } = setting;
     let geometry = label.geometry;
     let opened = Catalog::open(label.pool, &owners.devices, geometry).await?;
     damage.extend(opened.damage);
@@ -336,8 +353,8 @@ pub(super) async fn open(
     // Whatever was written before lies before the epoch that starts now.
     records.pool.epoch = epoch + 1;
     let (epoch, key, name) = (records.pool.epoch, owners.key, records.pool.name.clone());
-    let home =
-        Home::new(label.pool, label.devices.clone(), geometry, Arc::clone(&owners), records, opened.catalog);
+    let (uuid, devices, catalog) = (label.pool, label.devices.clone(), opened.catalog);
+    let home = Home::new(uuid, devices, geometry, Arc::clone(&owners), records, catalog, events);
     home.commit(Changes::default()).await?;
     home.damage.borrow_mut().extend(damage.iter().cloned());
     for text in damage {
@@ -360,7 +377,8 @@ pub(super) async fn open(
         .await?;
     let home = Rc::new(home);
     HOMES.with_borrow_mut(|homes| homes.insert(key, Rc::clone(&home)));
-    home.wake_reaper();
+    home.resume();
+    home.keep_watch();
     Ok(name)
 }
 

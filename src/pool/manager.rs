@@ -11,15 +11,18 @@ use uuid::Uuid;
 
 use super::diff::DiffPart;
 use super::error::{PoolError, PoolErrorKind};
+use super::event::EventSink;
 use super::home::{Home, check_name};
 use super::info::{NodeInfo, PoolInfo, RollbackInfo, VolumeSpec};
-use super::lifecycle::{at_home, choose_geometry, close, create, home, open, read_label, read_labels};
+use super::lifecycle::{
+    Setting, at_home, choose_geometry, close, create, home, open, read_label, read_labels,
+};
 use super::local::Owners;
 use super::pointer::BLOCK_BYTES;
 use super::volume::Volume;
 use crate::device::Device;
 use crate::memory::DmaBuf;
-use crate::reactor::ReactorHandle;
+use crate::reactor::{ReactorHandle, new_uuid};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -43,6 +46,7 @@ pub struct PoolOptions {
 pub struct PoolManager {
     reactors: Vec<ReactorHandle>,
     cache_bytes: u64,
+    events: Option<EventSink>,
     pools: Mutex<Vec<Arc<Pool>>>,
 }
 
@@ -59,7 +63,13 @@ impl PoolManager {
     /// For pools whose shards are dealt over `reactors` and whose pages take up to `cache_bytes` of memory. Without
     /// reactors everything runs on the calling thread's executor.
     pub fn new(reactors: Vec<ReactorHandle>, cache_bytes: u64) -> PoolManager {
-        PoolManager { reactors, cache_bytes, pools: Mutex::default() }
+        PoolManager { reactors, cache_bytes, events: None, pools: Mutex::default() }
+    }
+
+    /// The same, telling `events` what happens to the pools opened from now on.
+    pub fn with_events(mut self, events: EventSink) -> PoolManager {
+        self.events = Some(events);
+        self
     }
 
     /// The open pools, in the order in which they were opened.
@@ -94,6 +104,10 @@ impl PoolManager {
         (reactor(0), Arc::new(owners))
     }
 
+    fn setting(&self, owners: Arc<Owners>, reactor: Option<ReactorHandle>, shards: u16) -> Setting {
+        Setting { owners, reactor, page_limit: self.page_limit(shards), events: self.events.clone() }
+    }
+
     fn page_limit(&self, shards: u16) -> usize {
         ((self.cache_bytes / BLOCK / u64::from(shards)) as usize).max(PAGES_MIN)
     }
@@ -114,14 +128,11 @@ impl PoolManager {
         self.check_unused(&devices)?;
         let (reactor, owners) = self.owners(devices, shards);
         let pool =
-            Pool { name: name.to_owned(), uuid: Uuid::new_v4(), key: owners.key, home: reactor, owners };
-        let (page_limit, force) = (self.page_limit(shards), options.force);
-        let (name, uuid, owners, reactor) =
-            (name.to_owned(), pool.uuid, Arc::clone(&pool.owners), pool.home.clone());
-        at_home(pool.home.clone(), move || async move {
-            create(name, uuid, geometry, owners, reactor, page_limit, force).await
-        })
-        .await??;
+            Pool { name: name.to_owned(), uuid: new_uuid(), key: owners.key, home: reactor.clone(), owners };
+        let setting = self.setting(Arc::clone(&pool.owners), reactor, shards);
+        let (name, uuid, force) = (name.to_owned(), pool.uuid, options.force);
+        at_home(pool.home.clone(), move || async move { create(name, uuid, geometry, setting, force).await })
+            .await??;
         Ok(self.add(pool))
     }
 
@@ -157,11 +168,9 @@ impl PoolManager {
         }
         let shards = label.geometry.shards;
         let (reactor, owners) = self.owners(in_order, shards);
-        let page_limit = self.page_limit(shards);
-        let opening = (Arc::clone(&owners), reactor.clone());
+        let setting = self.setting(Arc::clone(&owners), reactor.clone(), shards);
         let name = at_home(reactor.clone(), move || async move {
-            let (owners, reactor) = opening;
-            open(label, owners, reactor, page_limit, notes).await.map(|name| (name, labels[0].pool))
+            open(label, setting, notes).await.map(|name| (name, labels[0].pool))
         })
         .await??;
         let (name, uuid) = name;
@@ -355,6 +364,24 @@ impl Pool {
     pub async fn rename(&self, name: &str, new: &str) -> Result<NodeInfo, PoolError> {
         let (name, new) = (name.to_owned(), new.to_owned());
         self.run(|home| async move { home.rename(&name, &new).await }).await
+    }
+
+    /// Sees to it that a volume or snapshot cannot be deleted until `by` unpins it.
+    pub async fn pin(&self, name: &str, by: &str, reason: Option<String>) -> Result<NodeInfo, PoolError> {
+        let (name, by) = (name.to_owned(), by.to_owned());
+        self.run(|home| async move { home.pin(&name, &by, reason).await }).await
+    }
+
+    /// Takes the pin of `by` away, if there is one.
+    pub async fn unpin(&self, name: &str, by: &str) -> Result<NodeInfo, PoolError> {
+        let (name, by) = (name.to_owned(), by.to_owned());
+        self.run(|home| async move { home.unpin(&name, &by).await }).await
+    }
+
+    /// Makes a clone the main line: the snapshots it shares with the volume it was made from become its own.
+    pub async fn promote(&self, clone: &str) -> Result<NodeInfo, PoolError> {
+        let clone = clone.to_owned();
+        self.run(|home| async move { home.promote(&clone).await }).await
     }
 
     /// Ranges of `node` that differ from `base`, or all that hold data where there is no base, from byte `offset` on

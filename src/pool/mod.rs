@@ -8,7 +8,7 @@
 //! | `shard`, `io`, `commit`, `walk`, `diff`, `reap`, `recover`, `check` | a shard at work on its reactor |
 //! | `stage` | the journal's newest records in shared memory, for when only this process dies |
 //! | `local`, `volume` | how requests find their shards |
-//! | `records`, `home`, `info`, `background` | the pool as a whole: what the catalog says, the operations on it, what it does by itself |
+//! | `records`, `home`, `keep`, `info`, `event`, `background` | the pool as a whole: what the catalog says, the operations on it, what it does by itself |
 //! | `manager`, `lifecycle` | all pools of the process; how one is created, opened and closed |
 //!
 //! What survives a crash: everything that was acknowledged as durable, and every operation wholly or not at all. When
@@ -23,11 +23,13 @@ mod commit;
 mod copy;
 mod diff;
 mod error;
+mod event;
 mod home;
 mod info;
 mod io;
 mod join;
 mod journal;
+mod keep;
 mod label;
 mod lifecycle;
 mod local;
@@ -39,6 +41,7 @@ mod records;
 mod recover;
 mod regions;
 mod root;
+pub mod sabotage;
 mod shard;
 mod space;
 mod stage;
@@ -51,7 +54,16 @@ mod tests;
 
 pub use diff::{DiffPart, DiffRange, RangeKind};
 pub use error::{PoolError, PoolErrorKind};
+pub use event::{EventSink, PoolEvent, PoolEventKind};
 pub use info::{NodeInfo, NodeKind, PoolInfo, RollbackInfo, VolumeSpec};
 pub use label::{DEVICE_BYTES_MIN, Label, LabelError};
 pub use manager::{Pool, PoolManager, PoolOptions};
+pub use records::Pin;
 pub use volume::Volume;
+
+/// Forgets every pool that the reactors of this thread have open, as the end of a process would: nothing is written, and
+/// nothing closed. For simulations, where many processes live and die on one thread.
+pub fn forget_all() {
+    lifecycle::forget_all();
+    local::remove_all();
+}

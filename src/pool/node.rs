@@ -99,6 +99,8 @@ pub struct Nodes {
     /// For a node that inherits: the ancestor that owned the root when it was last looked for.
     hints: BTreeMap<NodeId, NodeId>,
     reaping: Option<Reaping>,
+    /// Blocks that a ghost's children have ceased to name since it was thinned.
+    stale: HashMap<NodeId, u64>,
 }
 
 impl Nodes {
@@ -117,6 +119,7 @@ impl Nodes {
         self.leave_parent(node);
         self.lineage.remove(&node);
         self.hints.remove(&node);
+        self.stale.remove(&node);
         if self.slots.remove(&node).is_some() {
             self.touch(node);
         }
@@ -304,6 +307,20 @@ impl Nodes {
         }
     }
 
+    /// A head wrote over `count` blocks that it had inherited. A ghost above it may hold them for nobody now.
+    pub fn let_go(&mut self, head: NodeId, count: u64) {
+        if let Some(parent) = self.parent(head)
+            && self.is_ghost(parent)
+        {
+            *self.stale.entry(parent).or_default() += count;
+        }
+    }
+
+    /// Ghosts of whose blocks some may be nobody's: how many at most, and how many blocks they have.
+    pub fn stale(&self) -> Vec<(NodeId, u64, u64)> {
+        self.stale.iter().map(|(node, count)| (*node, *count, self.slot(*node).written)).collect()
+    }
+
     /// The epoch above which blocks in `node`'s tree belong to it alone, for a page or block whose leaves end
     /// before leaf `end`. While its parent is being taken apart, the part already passed counts as the grandparent's.
     pub fn floor(&self, node: NodeId, end: u64) -> Epoch {
@@ -333,6 +350,7 @@ impl Nodes {
         match self.reaping {
             Some(reaping) if reaping.node == node && reaping.thinning == thinning => reaping.cursor,
             _ => {
+                self.stale.remove(&node);
                 self.reaping = Some(Reaping { node, cursor: 0, thinning });
                 0
             }

@@ -1,48 +1,27 @@
 //! What becomes of a deleted node in one shard.
 //!
-//! A deleted node that nobody grew from, or one alone, is *taken apart*: what it alone holds is freed, the rest is its
-//! heir's. One that several others grew from is *thinned*: what it alone holds becomes holes in its own tree, and it
-//! stays, as a ghost, with what those others share. A leaf that no other tree names is reached by pages that no other
-//! tree names, so the ghost changes nothing but its own pages.
+//! A deleted node that nobody grew from, or one whole node alone, is *taken apart*: what it alone holds is freed, the
+//! rest is its heir's. One that several others grew from is *thinned*: what it alone holds becomes holes in its own tree,
+//! and it stays, as a ghost, with what those others share. A leaf that no other tree names is reached by pages that no
+//! other tree names, so the ghost changes nothing but its own pages.
 //!
 //! A ghost keeps from being freed only what it owns. What it inherited was counted for it while it was whole; once its
-//! [`ghost`](super::node::Lineage::ghost) mark is durable that is void, and the ghosts above may lose it.
+//! [`ghost`](super::node::Lineage::ghost) mark is durable that is void, and the ghosts above may lose it. So a ghost can
+//! be nobody's heir: in its tree there is no room for what those below it need of the node above, as its pages are theirs
+//! too. A node whose one child is a ghost becomes a ghost itself, until that one is gone.
 //!
 //! The position within a node is part of every commit, together with what was freed up to it: after a crash each goes on
 //! where it was.
 #![forbid(unsafe_code)]
 
-use super::cache::{FrameId, Missing, Object};
+use super::cache::{FrameId, Object};
 use super::node::{NodeId, Root};
-use super::pointer::{Epoch, FANOUT, LEAVES_MAX, LEVELS, Pointer};
+use super::pointer::{Epoch, LEAVES_MAX, LEVELS, Pointer};
 use super::shard::Shard;
 use super::space::{SpaceError, Use};
 use super::tree::{Reserve, State, slot_of};
 use super::walk::{Comparison, Place, STEPS_PER_TURN, Step};
 use crate::device::IoError;
-
-/// What one step of an adoption found.
-struct Adoption {
-    /// The first leaf not yet passed.
-    next: u64,
-    /// What the heir gets there.
-    change: Change,
-    /// Pages and blocks that are nobody's any more.
-    freed: Vec<Pointer>,
-    /// Of these, blocks of data.
-    data: u64,
-}
-
-enum Change {
-    Nothing,
-    /// This pointer to a page of `level`, and all below it.
-    Page {
-        level: u32,
-        pointer: Pointer,
-    },
-    /// These slots of a leaf page of its own.
-    Slots(Vec<(usize, Pointer)>),
-}
 
 impl State {
     /// Makes holes of those blocks of a leaf that nobody else has, in the tree of a node that takes no more writes, and
@@ -88,110 +67,6 @@ impl State {
         self.epoch = now;
         frame
     }
-
-    /// What the ghost `heir` lacks at leaf `cursor` to keep all that its parent `node` owns there.
-    fn adoption(&mut self, node: NodeId, heir: NodeId, cursor: u64) -> Result<Adoption, Vec<Missing>> {
-        let (floor, sealed) = (self.nodes.floor(node, LEAVES_MAX), self.nodes.last_epoch(node).unwrap_or(0));
-        let owned = |a: Pointer| !a.is_hole() && a.birth() > floor;
-        let heirs = |b: Pointer| !b.is_hole() && b.birth() > sealed;
-        // What `b` inherited from the node may be void, and the node's own is right.
-        let fixed = |a: Pointer, b: Pointer| match owned(a) {
-            true => a,
-            false if owned(b) => Pointer::EMPTY,
-            false => b,
-        };
-        let (mut a, mut b) = (self.nodes.root(node), self.nodes.root(heir));
-        let mut path: Vec<(u64, Pointer)> = Vec::new();
-        let passed = |path: Vec<(u64, Pointer)>, next: u64| -> Vec<Pointer> {
-            path.into_iter().filter(|(end, _)| *end == next).map(|(_, page)| page).collect()
-        };
-        for level in (0..LEVELS).rev() {
-            let end = ((cursor >> (8 * level)) + 1) << (8 * level);
-            if a.same_block(b) {
-                let freed = passed(path, end);
-                return Ok(Adoption { next: end, change: Change::Nothing, freed, data: 0 });
-            }
-            if !heirs(b) {
-                let pointer = fixed(a, b);
-                let change = match pointer == b {
-                    true => Change::Nothing,
-                    false => Change::Page { level, pointer },
-                };
-                return Ok(Adoption { next: end, change, freed: passed(path, end), data: 0 });
-            }
-            let mut missing = Vec::new();
-            let mut frame = |node: NodeId, pointer: Pointer, wanted: bool| {
-                let found = wanted.then(|| self.pages.find(pointer.block())).flatten();
-                if wanted && found.is_none() {
-                    missing.push(Missing { pointer, object: Object::Node(node), level });
-                }
-                found
-            };
-            let (frame_a, frame_b) = (frame(node, a, owned(a)), frame(heir, b, true));
-            if !missing.is_empty() {
-                return Err(missing);
-            }
-            if owned(a) {
-                path.push((end, a));
-            }
-            let get = |frame: Option<FrameId>, slot: usize| {
-                frame.map_or(Pointer::EMPTY, |frame| self.pages.page(frame).get(slot))
-            };
-            if level == 0 {
-                let mut freed = passed(path, end);
-                let (mut slots, mut data) = (Vec::new(), 0);
-                for slot in 0..FANOUT {
-                    let (a, b) = (get(frame_a, slot), get(frame_b, slot));
-                    if a.same_block(b) {
-                        continue;
-                    }
-                    if !heirs(b) {
-                        let pointer = fixed(a, b);
-                        slots.extend((pointer != b).then_some((slot, pointer)));
-                    } else if owned(a) {
-                        // The heir has overwritten it, so nobody below it has it.
-                        freed.push(a);
-                        data += 1;
-                    }
-                }
-                let change = if slots.is_empty() { Change::Nothing } else { Change::Slots(slots) };
-                return Ok(Adoption { next: end, change, freed, data });
-            }
-            let slot = slot_of(cursor, level);
-            (a, b) = (get(frame_a, slot), get(frame_b, slot));
-        }
-        unreachable!("the loop ends at level 0")
-    }
-
-    /// Carries an adoption out. [`prepare_room`](State::prepare_room) must have succeeded.
-    fn take_over(
-        &mut self,
-        node: NodeId,
-        heir: NodeId,
-        leaf: u64,
-        found: Adoption,
-    ) -> Result<(), SpaceError> {
-        match found.change {
-            Change::Nothing => {}
-            Change::Page { level, pointer } if level + 1 == LEVELS => self.nodes.set_root(heir, pointer),
-            Change::Page { level, pointer } => {
-                let above = self.dirty_path_of(heir, leaf, level + 1)?;
-                self.pages.page_mut(above).set(slot_of(leaf, level + 1), pointer);
-            }
-            Change::Slots(slots) => {
-                let frame = self.dirty_path_of(heir, leaf, 0)?;
-                for (slot, pointer) in slots {
-                    self.pages.page_mut(frame).set(slot, pointer);
-                }
-            }
-        }
-        for pointer in found.freed {
-            self.free_reaped(pointer)?;
-        }
-        self.nodes.count(node, -(found.data as i64), -(found.data as i64));
-        self.nodes.pass(found.next);
-        Ok(())
-    }
 }
 
 impl Shard {
@@ -207,12 +82,7 @@ impl Shard {
                 if let Some(heir) = heir {
                     self.state.borrow_mut().materialize(heir);
                 }
-                match heir {
-                    Some(ghost) if self.state.borrow().nodes.is_ghost(ghost) => {
-                        self.hand_down(node, ghost).await?;
-                    }
-                    _ => self.take_apart(node, heir).await?,
-                }
+                self.take_apart(node, heir).await?;
                 self.state.borrow_mut().nodes.set_reaped(node);
             }
         }
@@ -269,39 +139,6 @@ impl Shard {
         }
         state.nodes.count(node, -freed, -freed);
         state.nodes.pass(step.next);
-        Ok(())
-    }
-
-    /// Takes apart a node whose one child is a ghost: all that the node owns and the ghost does not hide becomes the
-    /// ghost's, whether its own tree still names it or not.
-    async fn hand_down(&self, node: NodeId, heir: NodeId) -> Result<(), IoError> {
-        let mut cursor = {
-            let mut state = self.state.borrow_mut();
-            state.finalize_nodes();
-            state.nodes.begin_reaping(node, false)
-        };
-        let mut steps = 0;
-        while cursor < LEAVES_MAX {
-            self.turn(&mut steps).await;
-            self.check()?;
-            let room = self.state.borrow().prepare_room(Reserve::Trim);
-            if let Err(need) = room {
-                self.meet(need).await?;
-                continue;
-            }
-            let found = {
-                let mut state = self.state.borrow_mut();
-                state.adoption(node, heir, cursor).map(|found| {
-                    let next = found.next;
-                    state.take_over(node, heir, cursor, found).map(|()| next)
-                })
-            };
-            match found {
-                Ok(adopted) => cursor = adopted.map_err(|error| self.fail_space(error))?,
-                Err(missing) => self.load_all(missing).await?,
-            }
-            self.ask_for_commit(steps);
-        }
         Ok(())
     }
 

@@ -39,6 +39,18 @@ pub struct PoolRecord {
     pub next_volume: u32,
 }
 
+/// Somebody's wish that a volume or snapshot stays.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pin {
+    /// Who wishes it.
+    pub by: String,
+    /// Why, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Seconds since 1970.
+    pub created: u64,
+}
+
 /// A volume.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct VolumeRecord {
@@ -56,9 +68,15 @@ pub struct VolumeRecord {
     pub write_cache: bool,
     /// Seconds since 1970.
     pub created: u64,
+    /// Everything from this byte on is still to be given back: the volume was shrunk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clear_from: Option<u64>,
     /// The snapshot it began as, by UUID, for a clone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Uuid>,
+    /// Who wants it to stay.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pins: Vec<Pin>,
 }
 
 /// A node: a head (no name, not sealed) or a snapshot.
@@ -89,6 +107,9 @@ pub struct NodeRecord {
     /// A ghost that holds nothing but what is shared; no longer so when one of those goes that grew from it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub thinned: bool,
+    /// Who wants it to stay.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pins: Vec<Pin>,
 }
 
 fn is_false(value: &bool) -> bool {
@@ -127,6 +148,7 @@ pub struct Records {
     children: HashMap<NodeId, BTreeSet<NodeId>>,
     chores: HashMap<NodeId, (Chore, i64)>,
     by_chore: BTreeSet<(Chore, i64, NodeId)>,
+    ghosts: BTreeSet<NodeId>,
 }
 
 /// What is to be done about a deleted node, what gives back most at the least cost first.
@@ -162,6 +184,11 @@ impl Changes {
     /// Sets or removes an entry of upper rooms.
     pub fn config(&mut self, key: &str, value: Option<Value>) {
         self.config.insert(key.to_owned(), value);
+    }
+
+    /// Whether nothing changes.
+    pub fn is_empty(&self) -> bool {
+        self.volumes.is_empty() && self.nodes.is_empty() && self.config.is_empty()
     }
 
     /// The changes as the catalog takes them, with the pool's numbers as they are now.
@@ -213,6 +240,7 @@ impl Records {
             children: HashMap::new(),
             chores: HashMap::new(),
             by_chore: BTreeSet::new(),
+            ghosts: BTreeSet::new(),
         }
     }
 
@@ -326,11 +354,18 @@ impl Records {
         if let Some((chore, order)) = self.chores.remove(&id) {
             self.by_chore.remove(&(chore, order, id));
         }
+        self.ghosts.remove(&id);
         let Some(node) = self.nodes.get(&id).filter(|node| node.deleting) else { return };
+        if node.ghost {
+            self.ghosts.insert(id);
+        }
         // What is handed down goes from parent to child; everything else begins with the youngest.
-        let (chore, order) = match self.children(id).len() {
+        let heirs = self.children(id).len();
+        let is_ghost = |id: NodeId| self.nodes.get(&id).is_some_and(|node| node.ghost);
+        let (chore, order) = match heirs {
             0 => (Chore::Drop, -i64::from(id.0)),
-            1 => (Chore::HandDown, i64::from(id.0)),
+            // A ghost is nobody's heir.
+            1 if !self.children(id).any(is_ghost) => (Chore::HandDown, i64::from(id.0)),
             _ if node.thinned => return,
             _ => (Chore::Thin, -i64::from(id.0)),
         };
@@ -341,6 +376,11 @@ impl Records {
     /// What is to be done about deleted nodes, in order.
     pub fn chores(&self) -> impl ExactSizeIterator<Item = (Chore, NodeId)> + '_ {
         self.by_chore.iter().map(|(chore, _, id)| (*chore, *id))
+    }
+
+    /// Whether deleted nodes hold what several others share.
+    pub fn has_ghosts(&self) -> bool {
+        !self.ghosts.is_empty()
     }
 
     fn is_head(&self, node: NodeId) -> bool {

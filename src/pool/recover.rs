@@ -16,6 +16,7 @@ use super::label::Geometry;
 use super::node::{Lineage, NodeId};
 use super::pointer::{BLOCK_BYTES, Epoch, FANOUT, LEVELS};
 use super::root::RootRecord;
+use super::sabotage::{Sabotage, is};
 use super::shard::Shard;
 use super::space::{RegionId, RegionKind};
 use super::tree::{Extent, Need, Reserve, State, VolumeId, VolumeState};
@@ -345,6 +346,9 @@ impl Shard {
         let buf = DmaBuf::uninit(crcs.len() * BLOCK_BYTES);
         let (result, bytes) = device.read(block.offset(), buf).await;
         result.map_err(self.io())?;
+        if is(Sabotage::TrustRecords) {
+            return Ok(true);
+        }
         Ok(bytes.chunks_exact(BLOCK_BYTES).zip(crcs).all(|(block, crc)| crc32c::crc32c(block) == *crc))
     }
 }

@@ -57,8 +57,13 @@ impl Regions {
         self.free.iter().map(|free| free.len() as u64).sum()
     }
 
+    /// Regions that data may still take.
+    pub fn spare(&self) -> u64 {
+        self.free_count().saturating_sub(self.reserve())
+    }
+
     /// Regions that only metadata may take.
-    fn reserve(&self) -> u64 {
+    pub fn reserve(&self) -> u64 {
         (self.total() / 32).max(4)
     }
 
@@ -102,7 +107,7 @@ impl Regions {
     }
 
     fn grant_data(&mut self, shard: u16) -> Vec<(RegionId, RegionKind)> {
-        let spare = self.free_count().saturating_sub(self.reserve());
+        let spare = self.spare();
         // Up to 32 MiB at a time, and never more than a fair part of what is left.
         let at_once = (32 << 20) / self.geometry.region_bytes();
         let fair = spare / (4 * u64::from(self.geometry.shards)).max(1);

@@ -20,6 +20,7 @@ use super::journal::{Journal, JournalBlock, decode_block};
 use super::label::Geometry;
 use super::node::{Lineage, NodeId};
 use super::pointer::{BLOCK_BYTES, Block, Epoch, Page, Pointer};
+use super::sabotage::{Sabotage, is};
 use super::space::{Ask, RegionId, RegionKind, SpaceError, Use};
 use super::stage::Stage;
 use super::tree::{Need, State, VolumeId, VolumeState};
@@ -136,7 +137,7 @@ impl Shard {
 
     /// Opens the stage. Without one the shard works, but a kill of this process loses what was not flushed.
     pub(super) fn open_stage(&self) {
-        if self.devices.iter().any(|device| device.info().kind == DeviceKind::Ram) {
+        if self.devices.iter().any(|device| device.info().kind != DeviceKind::Uring) {
             return;
         }
         match Stage::open(self.pool, self.index) {
@@ -229,7 +230,9 @@ impl Shard {
     /// Lets freed blocks be used again as far as commits and reads allow.
     pub(super) fn release(&self) {
         let oldest = self.reads.borrow().keys().next().copied().unwrap_or(u64::MAX);
-        let upto = self.durable_generation.get().min(oldest.saturating_sub(1));
+        let oldest = if is(Sabotage::ForgetReads) { u64::MAX } else { oldest };
+        let durable = if is(Sabotage::FreeEarly) { u64::MAX } else { self.durable_generation.get() };
+        let upto = durable.min(oldest.saturating_sub(1));
         if self.state.borrow_mut().space.release(upto) > 0 {
             self.full.set(false);
             self.changed.notify();
@@ -461,12 +464,14 @@ impl Shard {
     /// [`open_fence`](Shard::open_fence).
     pub fn fence(&self, volumes: &[VolumeId]) {
         let mut state = self.state.borrow_mut();
-        for volume in volumes {
+        for volume in volumes.iter().filter(|_| !(is(Sabotage::SealLate) && self.index == 0)) {
             if let Some(volume) = state.volumes.get_mut(volume) {
                 volume.held = true;
             }
         }
-        self.commit_hold.set(self.commit_hold.get() + 1);
+        if !is(Sabotage::ForgetHold) {
+            self.commit_hold.set(self.commit_hold.get() + 1);
+        }
     }
 
     /// Second half of the fence: each head ends and its successor goes on in `epoch`. Commits wait until

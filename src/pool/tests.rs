@@ -9,6 +9,7 @@ mod model;
 mod operations;
 mod reactors;
 mod rot;
+mod tree;
 
 use std::rc::Rc;
 

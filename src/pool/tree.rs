@@ -15,6 +15,7 @@ use super::label::Geometry;
 use super::node::{NodeId, Nodes};
 use super::pointer::{Block, Epoch, FANOUT, LEVELS, Page, Pointer};
 use super::root::RootRecord;
+use super::sabotage::{Sabotage, is};
 use super::space::{Space, SpaceError, Use};
 
 /// A volume's number in its pool; never used again.
@@ -322,7 +323,7 @@ impl State {
         let leaf = slot / FANOUT as u64;
         let frame = self.dirty_path(Object::Node(node), leaf, 0)?;
         let floor = self.nodes.floor(node, leaf + 1);
-        let (mut referenced, mut written) = (0, 0);
+        let (mut referenced, mut written, mut let_go) = (0, 0, 0);
         let first = (slot % FANOUT as u64) as usize;
         for (i, crc) in crcs.iter().enumerate() {
             let block = extent.block.add(i as u64);
@@ -335,9 +336,13 @@ impl State {
                 self.space.free(old.block(), self.generation)?;
             } else {
                 written += 1;
+                let_go += u64::from(!old.is_hole());
             }
         }
         self.nodes.count(node, referenced, written);
+        if let_go > 0 {
+            self.nodes.let_go(node, let_go);
+        }
         Ok(())
     }
 
@@ -353,13 +358,18 @@ impl State {
         }
         let floor = self.nodes.floor(node, leaf + 1);
         let old: Vec<Pointer> = self.pages.page(found).iter().skip(first).take(count).collect();
-        let (mut referenced, mut written) = (0, 0);
+        let (mut referenced, mut written, mut let_go) = (0, 0, 0);
         for pointer in old.iter().filter(|pointer| !pointer.is_hole()) {
             referenced -= 1;
             if pointer.birth() > floor {
                 self.space.free(pointer.block(), self.generation)?;
                 written -= 1;
+            } else {
+                let_go += 1;
             }
+        }
+        if let_go > 0 {
+            self.nodes.let_go(node, let_go);
         }
         if count == FANOUT {
             // The whole leaf page goes.
@@ -371,13 +381,13 @@ impl State {
                 self.space.free(pointer.block(), self.generation)?;
             }
             let above = self.pages.find(self.pages.block(above)).expect("a dirty page is in memory");
-            self.pages.page_mut(above).set(at, Pointer::hole(birth));
+            self.pages.page_mut(above).set(at, hole(birth));
         } else {
             let frame = self.dirty_path(object, leaf, 0)?;
             let page = self.pages.page_mut(frame);
             for (i, pointer) in old.iter().enumerate().filter(|(_, pointer)| !pointer.is_hole()) {
                 debug_assert_eq!(page.get(first + i), *pointer);
-                page.set(first + i, Pointer::hole(birth));
+                page.set(first + i, hole(birth));
             }
         }
         self.nodes.count(node, referenced, written);
@@ -524,6 +534,13 @@ impl State {
             self.space.free(old.block(), self.generation)?;
         }
         Ok(())
+    }
+}
+
+fn hole(birth: Epoch) -> Pointer {
+    match is(Sabotage::ForgetHole) {
+        true => Pointer::EMPTY,
+        false => Pointer::hole(birth),
     }
 }
 

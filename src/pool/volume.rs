@@ -262,7 +262,12 @@ impl Volume {
     }
 
     /// Makes holes of whole blocks, each shard's leaves in one go.
-    async fn unmap(&self, volume: super::tree::VolumeId, first: u64, end: u64) -> Result<(), IoError> {
+    pub(super) async fn unmap(
+        &self,
+        volume: super::tree::VolumeId,
+        first: u64,
+        end: u64,
+    ) -> Result<(), IoError> {
         let shards = self.shared.owners.reactors.len() as u64;
         let mut work = Vec::new();
         for shard in 0..shards {

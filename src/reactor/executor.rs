@@ -27,7 +27,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::timer::Timers;
 use super::wake::{self, Remote};
@@ -59,6 +59,8 @@ pub(super) struct Core {
     /// Set while a `yield_idle` wakes its task, so that the wake lands in the idle queue.
     waking_idle: Cell<bool>,
     now: Cell<Instant>,
+    /// When simulated time began; none where time is real.
+    simulated_since: Cell<Option<Instant>>,
     pub(super) timers: RefCell<Timers>,
     polls: Cell<u64>,
 }
@@ -119,6 +121,7 @@ impl Executor {
             slots: RefCell::default(),
             waking_idle: Cell::new(false),
             now: Cell::new(Instant::now()),
+            simulated_since: Cell::new(None),
             timers: RefCell::default(),
             polls: Cell::new(0),
         };
@@ -178,6 +181,25 @@ impl Executor {
     /// Whether a task is waiting in `yield_idle`.
     pub fn has_idle(&self) -> bool {
         !self.core.idle.borrow().is_empty()
+    }
+
+    /// Lets time begin at `start` and stand there until [`set_now`](Executor::set_now).
+    pub(super) fn simulate(&mut self, start: Instant) {
+        self.core.simulated_since.set(Some(start));
+        self.core.now.set(start);
+    }
+
+    /// Brings the ready tasks in another order. `choose(n)` is a number below `n`.
+    pub(super) fn shuffle(&mut self, mut choose: impl FnMut(usize) -> usize) {
+        let mut ready = self.core.ready.borrow_mut();
+        for at in (1..ready.len()).rev() {
+            ready.swap(at, choose(at + 1));
+        }
+    }
+
+    /// Whether another executor woke a task of this one or sent it a message.
+    pub(super) fn is_signalled(&self) -> bool {
+        self.core.remote.is_signalled()
     }
 
     /// Moves what other threads woke to the ready queue.
@@ -376,6 +398,14 @@ pub(super) fn wake_local(id: u64, slot: u32) -> bool {
             true
         })
         .unwrap_or(false)
+}
+
+/// Time since the simulation began, inside one.
+pub(super) fn simulated_time() -> Option<Duration> {
+    with_current(|core| {
+        core.simulated_since.get().map(|start| core.now.get().saturating_duration_since(start))
+    })
+    .flatten()
 }
 
 /// Runs `f` with the current executor's core, if there is one.

@@ -20,10 +20,12 @@ mod future_pool;
 mod handle;
 pub mod ring;
 mod runtime;
+mod sim;
 pub mod sync;
 mod time;
 mod timer;
 mod wake;
+mod world;
 
 pub use block_on::block_on;
 pub use executor::{Executor, Pass, now, spawn};
@@ -31,7 +33,9 @@ pub use future_pool::FuturePool;
 pub use handle::{ReactorGone, ReactorHandle, ReactorId, ReactorStats};
 pub use ring::{readable, writable};
 pub use runtime::{PollMode, ReactorConfig, ReactorError, Reactors, current, spin};
+pub use sim::SimReactors;
 pub use time::{Sleep, sleep, sleep_until, with_deadline, yield_idle, yield_now};
+pub use world::{new_uuid, seat, unix_now};
 
 #[cfg(test)]
 mod tests;

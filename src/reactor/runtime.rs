@@ -144,6 +144,13 @@ pub(super) struct Reactor {
     settings: Settings,
 }
 
+impl Reactor {
+    /// One that shares its thread with others, see [`super::SimReactors`].
+    pub(super) fn simulated(handle: ReactorHandle) -> Reactor {
+        Reactor { handle, settings: Settings { poll: PollMode::Adaptive, spin: Duration::ZERO } }
+    }
+}
+
 thread_local! {
     static REACTOR: RefCell<Option<Rc<Reactor>>> = const { RefCell::new(None) };
 }
@@ -155,6 +162,11 @@ pub fn current() -> Option<ReactorHandle> {
 
 pub(super) fn with_reactor<T>(f: impl FnOnce(&Reactor) -> T) -> Option<T> {
     REACTOR.try_with(|reactor| reactor.borrow().as_ref().map(|reactor| f(reactor))).ok().flatten()
+}
+
+/// Says which reactor this thread is, or that it is none any more.
+pub(super) fn set_reactor(reactor: Option<Rc<Reactor>>) {
+    REACTOR.with(|slot| *slot.borrow_mut() = reactor);
 }
 
 /// How long a task that polls something hot may go on without finding work before it must park:
@@ -187,12 +199,12 @@ fn run(
         Shared { id, core, remote: Arc::clone(executor.remote()), inbox, counters: Counters::default() };
     let handle = ReactorHandle { shared: Arc::new(shared) };
     let reactor = Rc::new(Reactor { handle: handle.clone(), settings });
-    REACTOR.with(|slot| *slot.borrow_mut() = Some(Rc::clone(&reactor)));
+    set_reactor(Some(Rc::clone(&reactor)));
     if ready.send(Ok(handle)).is_err() {
         return;
     }
     Loop { executor, driver, messages, reactor, loops: 0, busy: 0 }.run(stop);
-    REACTOR.with(|slot| *slot.borrow_mut() = None);
+    set_reactor(None);
 }
 
 fn set_up(id: ReactorId, core: usize) -> Result<(Executor, ring::Driver), ReactorError> {

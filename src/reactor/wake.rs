@@ -87,6 +87,11 @@ impl Remote {
         self.signal.load(std::sync::atomic::Ordering::Relaxed) && self.signal.swap(false, SeqCst)
     }
 
+    /// Whether anything was signalled that nobody took yet.
+    pub(super) fn is_signalled(&self) -> bool {
+        self.signal.load(SeqCst)
+    }
+
     /// Gives every woken slot to `each`, in slot order. Executor thread only, after `take_signal`.
     pub(super) fn drain(&self, mut each: impl FnMut(u32)) {
         for segment in bits(self.top.swap(0, SeqCst)) {

@@ -1,7 +1,8 @@
 //! The admin queue: everything a host says to its controller apart from reading and writing.
 //!
-//! All of it is answered at once but for three things: Asynchronous Event Requests wait for an event, Abort for the queue
-//! of the command it names, and a Set Features whose data is not in its capsule for that data. No command here needs
+//! All of it is answered at once but for four things: Asynchronous Event Requests wait for an event, Abort for the queue
+//! of the command it names, a Set Features whose data is not in its capsule for that data, and one that switches the write
+//! cache off until what the cache holds is durable. No command here needs
 //! memory that I/O could have used up, so that Keep Alive is answered however busy the target is.
 //!
 //! An event is sent once and then held back until the host has read the log page that goes with it, so that a host that is
@@ -10,6 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -22,6 +24,7 @@ use super::features::{self, Effect, Features, Value};
 use super::identify::{self, ABORT_LIMIT};
 use super::inbox::{CloseReason, Inbox, Message};
 use super::io::Inline;
+use super::job::{Done, Job, NamespaceRef, Work};
 use super::log_page::{self, ErrorLog};
 use super::registers::{Registers, Transition};
 use super::service::Shared;
@@ -62,6 +65,7 @@ pub struct AdminQueue {
     awaiting_data: BTreeMap<u32, Sqe>,
     /// Abort commands that wait for another queue.
     aborts: Vec<u16>,
+    jobs: Vec<Job>,
     next_token: u32,
     errors: ErrorLog,
 }
@@ -115,6 +119,7 @@ impl AdminQueue {
             discovery,
             awaiting_data: BTreeMap::new(),
             aborts: Vec::new(),
+            jobs: Vec::new(),
             next_token: 0,
             errors: ErrorLog::default(),
         }
@@ -332,7 +337,11 @@ impl AdminQueue {
     fn set_features_with(&mut self, sqe: &Sqe, data: &[u8], now_ms: u64) -> Answer {
         let context = self.features_context(now_ms);
         let effect = self.features.set(&FeaturesCommand::parse(sqe), data, &context)?;
-        self.controller.cache_off.store(self.features.write_cache_is_off(), Ordering::Relaxed);
+        let cache_off = self.features.write_cache_is_off();
+        let was_off = self.controller.cache_off.swap(cache_off, Ordering::SeqCst);
+        if cache_off && !was_off && self.empty_caches(sqe.cid.get()) {
+            return Ok(Outcome::Later);
+        }
         Ok(Outcome::Done(match effect {
             // Event requests that wait are looked at when this command has been answered.
             Effect::None | Effect::EventsConfigured => 0,
@@ -346,6 +355,26 @@ impl AdminQueue {
                 0
             }
         }))
+    }
+
+    /// Makes what hosts wrote so far durable, and answers command `cid` then. False if no namespace has a cache.
+    fn empty_caches(&mut self, cid: u16) -> bool {
+        let namespaces = self.controller.subsystem.namespaces();
+        let cached = namespaces.iter().filter(|namespace| namespace.backend.has_write_cache());
+        let mut all: Vec<NamespaceRef> = cached.map(|namespace| Rc::new(Arc::clone(namespace))).collect();
+        let Some(namespace) = all.pop() else { return false };
+        self.jobs.push(Job { slot: cid.into(), namespace, work: Work::Flush { others: all } });
+        true
+    }
+
+    /// What is to be run, for the caller to take.
+    pub fn jobs(&mut self) -> &mut Vec<Job> {
+        &mut self.jobs
+    }
+
+    /// A job has ended.
+    pub fn on_done(&mut self, conn: &mut Connection, done: Done) {
+        self.end(conn, done.slot as u16, done.status, 0);
     }
 
     // ---- events ----------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ pub struct Controller {
     pub cntlid: u16,
     pub subsystem: Arc<Subsystem>,
     pub host: HostIdentity,
-    /// The listener that the admin connection came in by.
+    /// The listener that all its connections came in by.
     pub listener: SocketAddr,
     admin: QueueSeat,
     /// I/O queues granted; queue ids run from 1 to this.
@@ -182,7 +182,9 @@ impl Controller {
 
     /// Whether acknowledged writes must be durable: the host does not know of a cache, or does not want it.
     pub fn writes_through(&self) -> bool {
-        !self.cache_reported.load(Ordering::Relaxed) || self.cache_off.load(Ordering::Relaxed)
+        // In one order with what is acknowledged: a write that ends now is either seen by the flush that follows the
+        // switch, or sees the switch.
+        !self.cache_reported.load(Ordering::Relaxed) || self.cache_off.load(Ordering::SeqCst)
     }
 
     /// Adds what a queue has done; called at most once per turn of it.

@@ -115,16 +115,24 @@ pub fn connect_admin(
     seat: QueueSeat,
     io_queues_max: u16,
 ) -> Result<Arc<Controller>, Refusal> {
-    let unknown = Refusal::parameter(ConnectRefusal::SUBNQN);
-    let subsystem = shared.subsystem(&request.subsystem).ok_or(unknown)?;
+    let absent = || absent(shared, &request.subsystem);
+    let subsystem = shared.subsystem(&request.subsystem).ok_or_else(absent)?;
     let make =
         |cntlid, subsystem, host| Controller::new(cntlid, subsystem, host, listener, seat, io_queues_max);
     subsystem.admit(request.host.clone(), listener, make).map_err(|error| match error {
         AdmitError::HostNotAllowed => Refusal::status(Status::CONNECT_INVALID_HOST.with_dnr()),
         AdmitError::WrongListener => Refusal::for_now(ConnectRefusal::SUBNQN),
-        AdmitError::Deleted => unknown,
+        AdmitError::Deleted => absent(),
         AdmitError::NoControllerLeft => Refusal::status(Status::CONNECT_CONTROLLER_BUSY),
     })
+}
+
+/// The refusal of a subsystem that is not here: for good, unless it will be back.
+fn absent(shared: &Shared, nqn: &Nqn) -> Refusal {
+    match shared.is_away(nqn) {
+        true => Refusal::for_now(ConnectRefusal::SUBNQN),
+        false => Refusal::parameter(ConnectRefusal::SUBNQN),
+    }
 }
 
 /// What became of the Connect of an I/O queue.
@@ -146,7 +154,7 @@ pub fn connect_io(
 ) -> IoConnect {
     use IoConnect::Refused;
     let Some(subsystem) = shared.subsystem(&request.subsystem) else {
-        return Refused(Refusal::parameter(ConnectRefusal::SUBNQN));
+        return Refused(absent(shared, &request.subsystem));
     };
     if !subsystem.listens_on(listener) {
         return Refused(Refusal::for_now(ConnectRefusal::SUBNQN));
@@ -162,6 +170,10 @@ pub fn connect_io(
     }
     if controller.host.id != request.host.id {
         return Refused(Refusal::parameter(ConnectRefusal::HOSTID));
+    }
+    // An association belongs to one port of the subsystem: who takes the port away takes all of its queues.
+    if controller.listener != listener {
+        return Refused(Refusal::parameter(ConnectRefusal::CNTLID));
     }
     // Discovery controllers have no I/O queues: the granted range is empty.
     match controller.join(request.qid, seat.clone()) {

@@ -173,7 +173,7 @@ fn describe_controller(
     id
 }
 
-fn describe(namespace: &Namespace) -> IdentifyNamespace {
+pub(super) fn describe(namespace: &Namespace) -> IdentifyNamespace {
     let mut id = IdentifyNamespace::new_zeroed();
     let blocks = namespace.blocks();
     let thin = namespace.backend.is_thin();
@@ -193,13 +193,16 @@ fn describe(namespace: &Namespace) -> IdentifyNamespace {
         id.nabspf = (atomic as u16).into();
     }
     id.nmic = 1;
-    id.dlfeat = Dlfeat(0).with_reads_as(1).with_write_zeroes_deallocates(true).0;
     id.nvmcap = u128::from(blocks << namespace.block_shift).into();
     let granule = (namespace.backend.granularity() >> namespace.block_shift).max(1) as u16 - 1;
     id.npwg = granule.into();
     id.npwa = granule.into();
-    id.npdg = granule.into();
-    id.npda = granule.into();
+    // The commands are the controller's, so that every namespace takes them; what they do is each one's.
+    if namespace.backend.can_deallocate() {
+        id.dlfeat = Dlfeat(0).with_reads_as(1).with_write_zeroes_deallocates(true).0;
+        id.npdg = granule.into();
+        id.npda = granule.into();
+    }
     id.nsattr = u8::from(namespace.read_only);
     id.nguid = namespace.nguid;
     id.eui64 = namespace.eui64.unwrap_or_default();

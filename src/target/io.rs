@@ -573,6 +573,12 @@ impl IoQueue {
         let Slot::Running { cid, held } = self.take_slot(done.slot) else { return };
         self.held.read -= held.read;
         self.held.write -= held.write;
+        if let Some(namespace) = done.unflushed
+            && self.controller.writes_through()
+        {
+            // The host has switched the cache off while this ran.
+            return self.run(cid, namespace, Work::Flush { others: Vec::new() });
+        }
         if done.status.sct() == sct::MEDIA {
             self.traffic.media_errors += 1;
         }

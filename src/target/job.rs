@@ -54,6 +54,8 @@ pub struct Done {
     pub status: Status,
     /// The buffer of a read, filled if the status is success.
     pub buf: Option<DmaBuf>,
+    /// The namespace whose cache holds what this job wrote.
+    pub unflushed: Option<NamespaceRef>,
 }
 
 /// Does the work.
@@ -63,18 +65,23 @@ pub async fn run(job: Job) -> Done {
     match work {
         Work::Read { offset, buf } => {
             let (result, buf) = backend.read(offset, buf).await;
-            Done { slot, status: status_of(result, Status::UNRECOVERED_READ_ERROR), buf: Some(buf) }
+            let status = status_of(result, Status::UNRECOVERED_READ_ERROR);
+            Done { slot, status, buf: Some(buf), unflushed: None }
         }
-        Work::Write { offset, data, fua } => done(slot, backend.write(offset, data, fua).await),
+        Work::Write { offset, data, fua } => {
+            let result = namespace.write(offset, data, fua).await;
+            written(slot, result, fua, namespace)
+        }
         Work::Flush { others } => {
-            let mut result = backend.flush().await;
+            let mut result = namespace.flush().await;
             for other in &others {
-                result = result.and(other.backend.flush().await);
+                result = result.and(other.flush().await);
             }
             done(slot, result)
         }
         Work::WriteZeroes { offset, len, deallocate, fua } => {
-            done(slot, backend.write_zeroes(offset, len, deallocate, fua).await)
+            let result = namespace.write_zeroes(offset, len, deallocate, fua).await;
+            written(slot, result, fua, namespace)
         }
         Work::Deallocate { ranges } => {
             for &(offset, len) in &ranges {
@@ -90,7 +97,12 @@ pub async fn run(job: Job) -> Done {
 }
 
 fn done(slot: u32, result: Result<(), IoError>) -> Done {
-    Done { slot, status: status_of(result, Status::WRITE_FAULT), buf: None }
+    Done { slot, status: status_of(result, Status::WRITE_FAULT), buf: None, unflushed: None }
+}
+
+fn written(slot: u32, result: Result<(), IoError>, fua: bool, namespace: NamespaceRef) -> Done {
+    let is_cached = result.is_ok() && !fua && namespace.backend.has_write_cache();
+    Done { unflushed: is_cached.then_some(namespace), ..done(slot, result) }
 }
 
 /// What a host is told of a backend's error. `media` is the status for a medium that failed.

@@ -29,6 +29,7 @@ mod discovery;
 mod error;
 mod fabrics;
 mod features;
+mod flush;
 mod identify;
 mod inbox;
 mod io;

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use uuid::Uuid;
 
 use super::error::TargetError;
+use super::flush::Flushes;
 use super::spec::{NamespaceSpec, NamespaceView};
 use crate::device::{Device, IoError};
 use crate::memory::{DmaBuf, DmaSlice};
@@ -80,6 +81,14 @@ impl Backend {
         }
     }
 
+    /// Deallocation does something: what is deallocated reads as zeros.
+    pub fn can_deallocate(&self) -> bool {
+        match self {
+            Backend::Device(device) => device.can_discard(),
+            Backend::Volume(_) => true,
+        }
+    }
+
     /// Bytes in use; for a thin backend less than its size.
     pub fn allocated(&self) -> u64 {
         match self {
@@ -136,18 +145,7 @@ impl Backend {
         }
     }
 
-    /// Writes `data`; with `fua` it is durable when this returns.
-    pub async fn write(&self, offset: u64, data: DmaSlice, fua: bool) -> Result<(), IoError> {
-        match self {
-            Backend::Device(device) => {
-                device.write(offset, data).await?;
-                if fua && device.info().write_cache { device.flush().await } else { Ok(()) }
-            }
-            Backend::Volume(volume) => volume.write(offset, data, fua).await,
-        }
-    }
-
-    pub async fn flush(&self) -> Result<(), IoError> {
+    async fn flush(&self) -> Result<(), IoError> {
         match self {
             Backend::Device(device) => device.flush().await,
             Backend::Volume(volume) => volume.flush().await,
@@ -162,24 +160,6 @@ impl Backend {
                 result => result,
             },
             Backend::Volume(volume) => volume.deallocate(offset, len).await,
-        }
-    }
-
-    /// Makes the range read as zeros. `deallocate` allows the space to be given back, `fua` asks for durability.
-    pub async fn write_zeroes(
-        &self,
-        offset: u64,
-        len: u64,
-        deallocate: bool,
-        fua: bool,
-    ) -> Result<(), IoError> {
-        match self {
-            Backend::Device(device) => {
-                in_steps(offset, len, |at, len| zero(device, at, len, deallocate)).await?;
-                if fua && device.info().write_cache { device.flush().await } else { Ok(()) }
-            }
-            // A volume keeps no zeros: the space is given back in any case.
-            Backend::Volume(volume) => volume.write_zeroes(offset, len, fua).await,
         }
     }
 }
@@ -235,6 +215,7 @@ pub struct Namespace {
     pub read_only: bool,
     /// Size in logical blocks; changes when the backend is resized.
     blocks: AtomicU64,
+    flushes: Flushes,
 }
 
 impl Namespace {
@@ -256,6 +237,7 @@ impl Namespace {
             block_shift: spec.block_size.trailing_zeros(),
             read_only: spec.read_only || spec.backend.is_read_only(),
             blocks: AtomicU64::new(blocks),
+            flushes: Flushes::default(),
             backend: spec.backend,
         })
     }
@@ -281,6 +263,44 @@ impl Namespace {
         (end <= self.blocks()).then(|| (slba << self.block_shift, blocks << self.block_shift))
     }
 
+    /// Writes `data`; with `fua` it is durable when this returns.
+    pub async fn write(&self, offset: u64, data: DmaSlice, fua: bool) -> Result<(), IoError> {
+        match &self.backend {
+            Backend::Device(device) => {
+                device.write(offset, data).await?;
+                self.settle(device, fua).await
+            }
+            Backend::Volume(volume) => volume.write(offset, data, fua).await,
+        }
+    }
+
+    /// Makes everything acknowledged before this call durable.
+    pub async fn flush(&self) -> Result<(), IoError> {
+        self.flushes.run(|| self.backend.flush()).await
+    }
+
+    /// Makes the range read as zeros. `deallocate` allows the space to be given back, `fua` asks for durability.
+    pub async fn write_zeroes(
+        &self,
+        offset: u64,
+        len: u64,
+        deallocate: bool,
+        fua: bool,
+    ) -> Result<(), IoError> {
+        match &self.backend {
+            Backend::Device(device) => {
+                in_steps(offset, len, |at, len| zero(device, at, len, deallocate)).await?;
+                self.settle(device, fua).await
+            }
+            // A volume keeps no zeros: the space is given back in any case.
+            Backend::Volume(volume) => volume.write_zeroes(offset, len, fua).await,
+        }
+    }
+
+    async fn settle(&self, device: &Device, fua: bool) -> Result<(), IoError> {
+        if fua && device.info().write_cache { self.flush().await } else { Ok(()) }
+    }
+
     pub(super) fn view(&self) -> NamespaceView {
         NamespaceView {
             nsid: self.nsid,
@@ -291,6 +311,7 @@ impl Namespace {
             block_size: self.block_size(),
             blocks: self.blocks(),
             read_only: self.read_only,
+            flushes: self.flushes.done(),
         }
     }
 }
@@ -341,6 +362,7 @@ impl NamespaceMap {
 
 #[cfg(test)]
 mod tests {
+    use super::super::identify;
     use super::*;
     use crate::device::OpenOptions;
     use crate::reactor::{ReactorConfig, Reactors, block_on};
@@ -354,11 +376,14 @@ mod tests {
         device.refuse_discards();
         let reactors = Reactors::start(ReactorConfig::default()).expect("a reactor starts");
         let work = move || async move {
-            let backend = Backend::Device(device.clone());
-            backend.write(0, DmaSlice::copy_of(&[7; 8192]), false).await?;
-            backend.deallocate(0, 4096).await?;
-            backend.write_zeroes(4096, (64 << 20) - 4096, true, false).await?;
-            let (result, buf) = backend.read(0, DmaBuf::uninit(8192)).await;
+            let spec = NamespaceSpec::new(Backend::Device(device.clone()), "disk");
+            let namespace = Namespace::new(1, spec).expect("a namespace");
+            namespace.write(0, DmaSlice::copy_of(&[7; 8192]), false).await?;
+            namespace.backend.deallocate(0, 4096).await?;
+            namespace.write_zeroes(4096, (64 << 20) - 4096, true, false).await?;
+            let id = identify::describe(&namespace);
+            assert_eq!((id.dlfeat, id.npdg.get(), id.npda.get()), (0, 0, 0));
+            let (result, buf) = namespace.backend.read(0, DmaBuf::uninit(8192)).await;
             result.map(|()| (buf[..4096].iter().all(|&b| b == 7), buf[4096..].iter().all(|&b| b == 0)))
         };
         let found = block_on(reactors.handles()[0].call(work)).expect("the reactor lives");

@@ -156,6 +156,7 @@ impl Queue {
     pub fn jobs(&mut self) -> Option<&mut Vec<Job>> {
         match &mut self.role {
             Role::Io(io) => Some(io.jobs()),
+            Role::Admin(admin) => Some(admin.jobs()),
             _ => None,
         }
     }
@@ -298,8 +299,10 @@ impl Queue {
     /// A job has ended.
     pub fn on_done(&mut self, done: Done) {
         self.saw_traffic = true;
-        if let Role::Io(io) = &mut self.role {
-            io.on_done(&mut self.conn, done);
+        match &mut self.role {
+            Role::Io(io) => io.on_done(&mut self.conn, done),
+            Role::Admin(admin) => admin.on_done(&mut self.conn, done),
+            _ => {}
         }
     }
 

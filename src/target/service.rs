@@ -5,8 +5,8 @@
 //! end is told so: what runs on a backend may take as long as its device does.
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -53,6 +53,18 @@ struct Registry {
     options: Arc<TransportOptions>,
     subsystems: BTreeMap<Nqn, Arc<Subsystem>>,
     listeners: BTreeMap<SocketAddr, Arc<Listener>>,
+    /// Addresses that are open only to send hosts away, and until when.
+    farewells: BTreeMap<SocketAddr, Instant>,
+    /// Subsystems that are away and will be back: hosts may go on asking for them.
+    away: BTreeSet<Nqn>,
+}
+
+impl Registry {
+    /// Whether no subsystem is reached at `addr`.
+    fn is_unused(&self, shared: &Shared, addr: SocketAddr) -> bool {
+        let mut all = self.subsystems.values().chain([&shared.discovery]);
+        !all.any(|subsystem| subsystem.listeners().contains(&addr))
+    }
 }
 
 impl Shared {
@@ -80,6 +92,11 @@ impl Shared {
             return Some(Arc::clone(&self.discovery));
         }
         self.registry().subsystems.get(nqn).cloned()
+    }
+
+    /// Whether a subsystem that is not here, or is just going, will be back.
+    pub fn is_away(&self, nqn: &Nqn) -> bool {
+        self.registry().away.contains(nqn)
     }
 
     /// All subsystems but discovery, by NQN.
@@ -131,6 +148,8 @@ impl Target {
                     options: Arc::default(),
                     subsystems: BTreeMap::new(),
                     listeners: BTreeMap::new(),
+                    farewells: BTreeMap::new(),
+                    away: BTreeSet::new(),
                 }),
                 shares: Arc::default(),
                 complaints: Complaints::default(),
@@ -164,6 +183,11 @@ impl Target {
         self.shared.connections.load(Ordering::Relaxed)
     }
 
+    /// Memory that hosts' commands hold now, bytes: data on its way in either direction.
+    pub fn bytes_held(&self) -> usize {
+        self.shared.shares.held()
+    }
+
     // ---- subsystems ------------------------------------------------------------------------------------------------
 
     pub fn create_subsystem(&self, spec: SubsystemSpec) -> Result<(), TargetError> {
@@ -179,21 +203,37 @@ impl Target {
                 nqn: other.nqn.as_str().into(),
             });
         }
+        registry.away.remove(&subsystem.nqn);
         registry.subsystems.insert(subsystem.nqn.clone(), Arc::new(subsystem));
         Ok(())
     }
 
-    /// Deletes a subsystem. Its hosts are disconnected; those that come back are told not to retry. Returns when its last
-    /// command has ended.
+    /// Deletes a subsystem. Its hosts are disconnected; those that come back are told not to retry, for [`TransportOptions::farewell`] also
+    /// where nothing else is reached at the address. Returns when its last command has ended.
     pub async fn delete_subsystem(&self, nqn: &str) -> Result<(), TargetError> {
+        self.end_subsystem(nqn, false).await
+    }
+
+    /// Takes a subsystem away that will be back: it leaves as one that is deleted does, but hosts may retry until then.
+    pub async fn withdraw_subsystem(&self, nqn: &str) -> Result<(), TargetError> {
+        self.end_subsystem(nqn, true).await
+    }
+
+    async fn end_subsystem(&self, nqn: &str, returns: bool) -> Result<(), TargetError> {
         let subsystem = self.find_nvme(nqn)?;
+        if returns {
+            // First, so that no host is sent away for good.
+            self.shared.registry().away.insert(subsystem.nqn.clone());
+        }
         for controller in subsystem.delete() {
             controller.disconnect(CloseReason::Administrative);
         }
-        let listeners = subsystem.listeners();
-        for addr in listeners {
+        for addr in subsystem.listeners() {
             subsystem.remove_listener(addr);
-            self.close_unused_listener(addr).await;
+            match returns {
+                true => self.close_unused_listener(addr).await,
+                false => self.close_after_farewell(addr),
+            }
         }
         if !self.released(|| subsystem.controllers().is_empty()).await {
             return Err(TargetError::StillInUse { what: format!("subsystem {nqn}") });
@@ -201,6 +241,37 @@ impl Target {
         self.shared.registry().subsystems.remove(&subsystem.nqn);
         self.shared.discovery_changed();
         Ok(())
+    }
+
+    /// Discovery goes on to answer as well meanwhile: whoever asks it finds that nothing is here.
+    fn close_after_farewell(&self, addr: SocketAddr) {
+        let until = Instant::now() + self.shared.options().farewell;
+        let mut registry = self.shared.registry();
+        if !registry.listeners.contains_key(&addr) || !registry.is_unused(&self.shared, addr) {
+            return;
+        }
+        // Whoever began to wait before waits for this too.
+        if registry.farewells.insert(addr, until).is_some() {
+            return;
+        }
+        let Some(reactor) = self.shared.reactors.first() else { return };
+        let shared = Arc::downgrade(&self.shared);
+        reactor.spawn(move || async move {
+            let mut until = until;
+            loop {
+                reactor::sleep_until(until).await;
+                let Some(shared) = shared.upgrade() else { return };
+                let agreed = shared.registry().farewells.get(&addr).copied();
+                match agreed {
+                    Some(later) if later > until => until = later,
+                    Some(_) => {
+                        return Target { shared: Arc::clone(&shared) }.close_unused_listener(addr).await;
+                    }
+                    // It was closed, or is used again.
+                    None => return,
+                }
+            }
+        });
     }
 
     /// Discovery first, then by NQN.
@@ -304,6 +375,7 @@ impl Target {
     /// that fails.
     async fn open_socket(&self, subsystem: &Subsystem, addr: SocketAddr) -> Result<(), TargetError> {
         let is_open = || self.shared.registry().listeners.contains_key(&addr);
+        self.shared.registry().farewells.remove(&addr);
         // Another call may open it meanwhile. The registry is not locked while this one waits for the address.
         let opened = Listener::bind(addr, &self.shared, is_open).await;
         let outcome =
@@ -335,7 +407,11 @@ impl Target {
 
     /// Stops listening and disconnects every host. The target can be used again afterwards.
     pub async fn shutdown(&self) {
-        let listeners = std::mem::take(&mut self.shared.registry().listeners);
+        let listeners = {
+            let mut registry = self.shared.registry();
+            registry.farewells.clear();
+            std::mem::take(&mut registry.listeners)
+        };
         for listener in listeners.values() {
             listener.close(&self.shared).await;
         }
@@ -365,11 +441,11 @@ impl Target {
     async fn close_unused_listener(&self, addr: SocketAddr) {
         let closed = {
             let mut registry = self.shared.registry();
-            let used = registry.subsystems.values().chain([&self.shared.discovery]);
-            if used.into_iter().any(|subsystem| subsystem.listeners().contains(&addr)) {
-                return;
+            registry.farewells.remove(&addr);
+            match registry.is_unused(&self.shared, addr) {
+                true => registry.listeners.remove(&addr),
+                false => None,
             }
-            registry.listeners.remove(&addr)
         };
         if let Some(listener) = closed {
             listener.close(&self.shared).await;

@@ -58,6 +58,13 @@ pub enum Admission {
     AllTaken,
 }
 
+impl Shares {
+    /// Bytes that all queues hold, as of their last turns.
+    pub fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+}
+
 impl Share {
     pub fn of(all: &Arc<Shares>, reserve: Reserve) -> Share {
         all.queues.fetch_add(1, Ordering::Relaxed);

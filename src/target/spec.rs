@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -115,6 +116,14 @@ pub struct TransportOptions {
     pub max_connections: u32,
     /// Outstanding Asynchronous Event Requests of a controller, 1 to 256.
     pub max_async_events: u16,
+    /// How long an address stays open whose last subsystem was deleted.
+    ///
+    /// A host whose connection ends does not know why. Linux tries to reconnect every ten seconds (`reconnect_delay`), by
+    /// default for ten minutes (`ctrl_loss_tmo`), and holds back all I/O meanwhile: a refused TCP connection tells it
+    /// nothing, since it looks just like a target that restarts. A Connect that is refused with Do Not Retry makes it give
+    /// the controller up at once. So the address answers for long enough that a host with usual settings meets that answer,
+    /// and not for ever, as somebody else may want the address.
+    pub farewell: Duration,
 }
 
 impl Default for TransportOptions {
@@ -128,6 +137,7 @@ impl Default for TransportOptions {
             c2h_success: C2hSuccess::Auto,
             max_connections: 4096,
             max_async_events: 4,
+            farewell: Duration::from_secs(60),
         }
     }
 }
@@ -195,6 +205,8 @@ pub struct NamespaceView {
     /// Size in logical blocks.
     pub blocks: u64,
     pub read_only: bool,
+    /// Flushes that its backend has done for its hosts; hosts that ask at the same time share one.
+    pub flushes: u64,
 }
 
 /// A controller that a host is connected to.

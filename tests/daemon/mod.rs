@@ -12,6 +12,49 @@ use std::time::{Duration, Instant};
 /// The longest a test waits for anything.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// The subsystem of [`Daemon::configured`] that shows a memory device.
+pub const SCRATCH: &str = "nqn.2014-08.org.example:scratch";
+
+const CONFIGURED: &str = r#"
+[target]
+listen = "127.0.0.1:PORT"
+
+[[device]]
+name = "disk0"
+uri = "uring:DIR/disk0.img?size=1GiB"
+
+[[device]]
+name = "disk1"
+uri = "uring:DIR/disk1.img?size=1GiB"
+
+[[device]]
+name = "scratch"
+uri = "ram:64MiB"
+
+[[pool]]
+name = "main"
+devices = ["disk0"]
+create = true
+
+[[subsystem]]
+nqn = "nqn.2014-08.org.example:scratch"
+devices = ["scratch"]
+"#;
+
+const IN_MEMORY: &str = r#"
+[target]
+listen = "127.0.0.1:PORT"
+
+[[device]]
+name = "disk0"
+uri = "ram:16GiB"
+
+[[pool]]
+name = "main"
+devices = ["disk0"]
+create = true
+"#;
+
 /// A running daemon; killed when dropped.
 pub struct Daemon {
     child: Child,
@@ -39,6 +82,18 @@ impl Daemon {
         let mut daemon = Daemon { child, directory, config };
         daemon.wait_until_ready();
         daemon
+    }
+
+    /// Starts it with pool `main` on the file `disk0`, the free file `disk1` and the subsystem [`SCRATCH`]. Gives the
+    /// port on which it listens, too.
+    pub fn configured() -> (Daemon, u16) {
+        let port = free_port();
+        (Daemon::start_with(Some(&CONFIGURED.replace("PORT", &port.to_string()))), port)
+    }
+
+    /// Starts it with pool `main` in 16 GiB of memory.
+    pub fn in_memory() -> Daemon {
+        Daemon::start_with(Some(&IN_MEMORY.replace("PORT", &free_port().to_string())))
     }
 
     fn wait_until_ready(&mut self) {

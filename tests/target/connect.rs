@@ -1,8 +1,9 @@
 //! Connect, properties, keep alive, and the ways in which an association ends.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use rimrock::target::SubsystemSpec;
+use rimrock::target::{SubsystemSpec, Target, TransportOptions};
 
 use crate::client::*;
 
@@ -269,6 +270,113 @@ fn a_deleted_subsystem_sends_its_hosts_away_for_good() {
     let again = try_admin(&rig, 0xFFFF, SUBNQN.as_bytes(), HOSTNQN.as_bytes());
     expect_parameter(again, SUBNQN_AT);
     rig.await_connections(0);
+}
+
+#[test]
+fn the_address_of_the_last_subsystem_says_farewell_and_closes() {
+    const STAYS: &str = "nqn.2024-01.io.rimrock:stays";
+    let rig = Rig::start();
+    let farewell = |target: &Target, farewell| {
+        target.set_transport(TransportOptions { farewell, ..target.transport() }).unwrap();
+    };
+    let refused = |addr, nqn: &str, dnr: bool| {
+        let mut wire = Wire::open(addr);
+        wire.handshake();
+        let refused = wire.connect_admin(nqn, HOSTNQN);
+        assert_eq!(
+            (refused.code(), refused.result, refused.dnr()),
+            (INVALID_PARAMETERS, SUBNQN_AT, dnr),
+            "{nqn}"
+        );
+    };
+    farewell(&rig.target, Duration::from_secs(60));
+    let (mut admin, mut io) = rig.connect();
+    rig.ask(|target, _| async move { target.delete_subsystem(SUBNQN).await });
+    assert!(admin.is_closed() && io.is_closed());
+    refused(rig.addr, SUBNQN, true);
+    // Discovery answers meanwhile, and names nothing.
+    let mut discovery = rig.wire();
+    discovery.connect_admin(DISCOVERY, HOSTNQN).expect_ok();
+
+    // The same address is used again, and then its time is up.
+    rig.target.create_subsystem(SubsystemSpec::new(STAYS)).unwrap();
+    rig.ask(|target, addr| async move { target.add_listener(STAYS, addr).await });
+    rig.ask(|target, _| async move { target.allow_any_host(STAYS, true).await });
+    let mut host = rig.wire();
+    host.connect_admin(STAYS, HOSTNQN).expect_ok();
+    refused(rig.addr, SUBNQN, true);
+    farewell(&rig.target, Duration::from_millis(300));
+    rig.ask(|target, _| async move { target.delete_subsystem(STAYS).await });
+    assert!(host.is_closed());
+    refused(rig.addr, STAYS, true);
+    let start = Instant::now();
+    while std::net::TcpStream::connect(rig.addr).is_ok() {
+        assert!(start.elapsed() < Duration::from_secs(10), "the address is not given up");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+
+    // One that is away and will be back: its hosts may retry, and where nothing else is the address closes at once.
+    let rig = Rig::start();
+    let second = listen(&rig.target, SUBNQN);
+    rig.target.create_subsystem(SubsystemSpec::new(STAYS)).unwrap();
+    rig.ask(|target, addr| async move { target.add_listener(STAYS, addr).await });
+    rig.ask(|target, _| async move { target.withdraw_subsystem(SUBNQN).await });
+    refused(rig.addr, SUBNQN, false);
+    assert!(std::net::TcpStream::connect(second).is_err());
+    rig.target.create_subsystem(SubsystemSpec::new(SUBNQN)).unwrap();
+    rig.ask(|target, _| async move { target.delete_subsystem(SUBNQN).await });
+    refused(rig.addr, SUBNQN, true);
+}
+
+#[test]
+fn a_listener_goes_with_all_queues_that_came_by_it_and_no_others() {
+    let rig = Rig::start();
+    let second = listen(&rig.target, SUBNQN);
+    // Two hosts, each by a listener of its own, with two I/O queues.
+    let associate = |addr: SocketAddr, host: &str| {
+        let open = || {
+            let mut wire = Wire::open(addr);
+            wire.handshake();
+            wire
+        };
+        let mut admin = open();
+        admin.cntlid = admin.connect_admin(SUBNQN, host).result as u16;
+        admin.enable();
+        let mut queues = [open(), open()];
+        for (queue, qid) in queues.iter_mut().zip(1..) {
+            queue.connect_io(&admin, host, qid, 32).expect_ok();
+        }
+        (admin, queues)
+    };
+    let (mut stays, mut its_queues) = associate(rig.addr, HOSTNQN);
+    for round in 0..3 {
+        let (mut goes, mut gone) = associate(second, OTHER_HOST);
+        // A queue does not join by another door than its controller's.
+        for (addr, admin, host) in [(second, &stays, HOSTNQN), (rig.addr, &goes, OTHER_HOST)] {
+            let mut wire = Wire::open(addr);
+            wire.handshake();
+            let refused = wire.connect_io(admin, host, 3, 32);
+            assert_eq!((refused.code(), refused.result), (INVALID_PARAMETERS, CNTLID_AT), "round {round}");
+        }
+        for queue in &mut gone {
+            for i in 0..8 {
+                queue.submit(Sqe::rw(2, 1, i * 256, 255).sgl(TRANSPORT, 1 << 20), &[]);
+            }
+        }
+        rig.ask(move |target, _| async move { target.remove_listener(SUBNQN, second).await });
+        assert!(goes.is_closed());
+        for queue in &mut gone {
+            while queue.receive().is_some() {}
+        }
+        assert_eq!(rig.target.controllers(SUBNQN).unwrap().len(), 1);
+        assert_eq!(rig.target.queues(SUBNQN).unwrap().len(), 3);
+        for queue in &mut its_queues {
+            assert!(queue.read(1, 0, 4096).ok());
+        }
+        assert!(stays.command(Sqe::new(0x18, 0), &[]).ok(), "keep alive");
+        rig.ask(move |target, _| async move { target.add_listener(SUBNQN, second).await });
+    }
+    rig.check_health();
 }
 
 #[test]

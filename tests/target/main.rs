@@ -3,6 +3,7 @@
 //! After every wrong thing the rig's health check must pass: a second host connects, writes and reads back.
 
 mod association;
+mod cache;
 mod client;
 mod connect;
 mod discovery;
@@ -10,5 +11,6 @@ mod framing;
 mod identify;
 mod io;
 mod limits;
+mod scanners;
 mod streams;
 mod volume;

@@ -6,6 +6,7 @@ after an fsync has reached the host's memory before the next one is written. The
 """
 
 import base64
+import contextlib
 import re
 import shlex
 import shutil
@@ -19,29 +20,40 @@ from .paths import Failure
 
 MEMORY_MIB = 1024
 BOOT_LIMIT_S = 120
+SCRIPT_LIMIT_S = 60
 HOST_ADDRESS = "10.0.2.2"
 TROUBLE = re.compile(r"BUG:|Oops|Call Trace|WARNING: CPU|Kernel panic|blocked for more than")
 
 
-class Guest:
-    """A running guest whose /host is `share`, read-only. Use as a context manager."""
+class Unanswered(Failure):
+    """The guest is there, and silent."""
 
-    def __init__(self, series, share, logs):
+
+class Guest:
+    """A running guest whose /host is `share`, read-only. Use as a context manager.
+
+    `disk` is a disk of the harness, seen as /dev/vda; `programs` are copied to its /bin.
+    """
+
+    def __init__(self, series, share, logs, disk=None, programs=()):
         self.console = Path(logs) / "console.log"
-        self.transcript = open(Path(logs) / "guest.log", "w", buffering=1)
+        self.transcript = open(Path(logs) / "guest.log", "a", buffering=1)
         # A socket's path must be short, so it does not lie with the logs.
         self.runtime = tempfile.mkdtemp(prefix="rimrock-vm-")
         self.requests = 0
         self.pending = b""
         self.link = None
         home = image.kernel(series)
+        initramfs = image.initramfs(home)
+        if programs:
+            initramfs = image.with_programs(initramfs, programs, Path(self.runtime) / "initramfs.cpio")
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(self.runtime + "/agent")
         self.listener.listen(1)
         self.process = process.spawn([
             image.which("qemu-system-x86_64"), "-nodefaults", "-no-reboot", "-display", "none",
             "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(MEMORY_MIB),
-            "-kernel", str(image.vmlinuz(home)), "-initrd", str(image.initramfs(home)),
+            "-kernel", str(image.vmlinuz(home)), "-initrd", str(initramfs),
             "-append", "console=ttyS0 panic=-1 mitigations=off nokaslr no_timer_check tsc=reliable"
                        " random.trust_cpu=on loglevel=5",
             "-serial", f"file:{self.console}",
@@ -51,6 +63,7 @@ class Guest:
             "-device", "virtio-9p-pci,fsdev=share,mount_tag=host",
             "-device", "virtio-serial-pci", "-chardev", f"socket,id=agent,path={self.runtime}/agent",
             "-device", "virtserialport,chardev=agent,name=agent",
+            *(disk_options(disk) if disk else []),
         ], log=Path(logs) / "qemu.log")
         try:
             self._meet_agent()
@@ -103,7 +116,7 @@ class Guest:
             try:
                 received = self.link.recv(65536)
             except TimeoutError:
-                raise Failure("the guest did not answer in time") from None
+                raise Unanswered("the guest did not answer in time") from None
             if not received:
                 raise Failure("the guest is gone (see its console)")
             self.pending += received
@@ -125,6 +138,32 @@ class Guest:
         """Wait for the namespace with this UUID and return its device, such as /dev/nvme0n1."""
         return self.run(f"find-namespace {uuid}").strip()
 
+    def run_until_cut(self, script, seconds, on_line):
+        """Run a script that never ends, kill QEMU `seconds` after its first line, and give every line that came out."""
+        self.requests += 1
+        self.transcript.write(f"# {script.strip()}\n")
+        self.link.sendall(b"%d %s\n" % (self.requests, base64.b64encode(script.encode())))
+        on_line(self._read_line(time.monotonic() + SCRIPT_LIMIT_S))
+        end = time.monotonic() + seconds
+        try:
+            while (now := time.monotonic()) < end:
+                self.link.settimeout(end - now)
+                try:
+                    on_line(self._read_line(end))
+                except Unanswered:
+                    break
+        finally:
+            self.process.kill()
+            self.process.wait()
+        # What it sent before it died was heard.
+        self.link.settimeout(1)
+        with contextlib.suppress(OSError):
+            while received := self.link.recv(65536):
+                self.pending += received
+        *lines, _ = self.pending.split(b"\n")
+        for line in lines:
+            on_line(line.decode(errors="replace").rstrip("\r"))
+
     def trouble(self):
         """Console lines that show the guest's kernel in trouble."""
         text = self.console.read_text(errors="replace") if self.console.exists() else ""
@@ -142,3 +181,10 @@ class Guest:
 
     def __exit__(self, *_):
         self.close()
+
+
+def disk_options(disk):
+    """QEMU's options for a disk of the harness: nothing between the guest's driver and the disk caches anything."""
+    return ["-blockdev", f"driver=nbd,node-name=disk,server.type=unix,server.path={disk.address},"
+                         "discard=unmap,cache.direct=on,cache.no-flush=off",
+            "-device", "virtio-blk-pci,drive=disk,write-cache=on,discard=on,write-zeroes=on,serial=forgets"]

@@ -22,7 +22,7 @@ KERNELS = {"6.1": "linux-image-amd64", "6.12": "linux-image-6.12-amd64"}
 
 # Loaded at boot in this order, each after what it depends on. The CRC-32C drivers come first: XFS and ext4 look
 # them up by algorithm name, which modules.dep does not show.
-MODULES = ["virtio_pci", "virtio_rng", "virtio_console", "virtio_net", "9pnet_virtio", "9p",
+MODULES = ["virtio_pci", "virtio_blk", "virtio_rng", "virtio_console", "virtio_net", "9pnet_virtio", "9p",
            "crc32c_generic", "crc32c_intel", "ext4", "xfs", "nvme_tcp"]
 
 # Our own scripts of vm-tests/guest and their places in the image.
@@ -143,14 +143,40 @@ def populate(tree, home):
     (tree / "modules").write_text("".join(line + "\n" for line in placed))
 
 
+def with_programs(initramfs, programs, target):
+    """`initramfs` with our own programs in its /bin, as the file `target`. The kernel unpacks one after the other."""
+    with tempfile.TemporaryDirectory() as tree:
+        (Path(tree) / "bin").mkdir()
+        for program in programs:
+            place = Path(tree) / "bin" / program.name
+            # Debugging symbols are most of a build, and would have to be unpacked.
+            if not which("strip") or subprocess.run([which("strip"), "-o", place, program]).returncode != 0:
+                shutil.copy(program, place)
+            copy_libraries(Path(tree), program)
+        with open(target, "wb") as whole:
+            whole.write(initramfs.read_bytes())
+        write_cpio(Path(tree), target, mode="ab")
+    return target
+
+
 def copy_program(tree, program):
-    """Copy `program` and every library the loader would map, each to the path it is looked up by."""
+    """Copy `program` and its libraries to the paths where they lie here."""
+    copy_file(tree, program)
+    copy_libraries(tree, program)
+
+
+def copy_libraries(tree, program):
+    """Copy every library the loader would map, each to the path it is looked up by."""
     listing = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
-    for path in [str(program)] + re.findall(r"(/\S+)(?= \(0x)", listing):
-        target = tree / path.lstrip("/")
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, target)
+    for path in re.findall(r"(/\S+)(?= \(0x)", listing):
+        copy_file(tree, path)
+
+
+def copy_file(tree, path):
+    target = tree / str(path).lstrip("/")
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
 
 
 def module_name(path):
@@ -173,9 +199,9 @@ def load_order(name, dependencies):
     return needs[::-1] + [path]
 
 
-def write_cpio(tree, image):
+def write_cpio(tree, image, mode="wb"):
     """`tree` as a cpio archive of format newc, every file owned by root."""
-    with open(image, "wb") as out:
+    with open(image, mode) as out:
         paths = sorted(tree.rglob("*"))
         for inode, path in enumerate(paths, start=1):
             status = path.lstat()

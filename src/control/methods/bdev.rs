@@ -363,6 +363,7 @@ fn device_bdev(device: &OpenDevice) -> Value {
         (Origin::Uring { filename }, _) => ("URING bdev", json!({ "uring": { "filename": filename } })),
         (_, DeviceKind::Uring) => ("URING bdev", json!({ "uring": { "filename": path } })),
         (_, DeviceKind::Ram) => ("Malloc disk", json!({})),
+        (_, DeviceKind::Sim) => ("Simulated disk", json!({})),
     };
     let writable = !matches!(device.origin, Origin::Aio { read_only: true, .. });
     bdev(Shape {

@@ -27,7 +27,8 @@ pub const CHAPTER: Chapter = Chapter {
                     "`ram:SIZE`, `uring:PATH` or `uring:PATH?size=SIZE`; options `block_size=512`.",
                 ),
             ],
-            result: "the device: `name`, `uri`, `kind`, `uuid`, `size`, `block_size`, `write_cache`, `used_by`.",
+            result: "the device: `name`, `uri`, `kind`, `uuid`, `size`, `block_size`, `write_cache`, `used_by`, \
+                     and `traffic`: operations and bytes since it was opened.",
             run: |daemon, params| Box::pin(async move { create(&daemon, &params).await }),
         },
         Method {
@@ -113,6 +114,7 @@ pub async fn delete(daemon: &Daemon, name: &str) -> Result<Value, RpcError> {
         device
     };
     daemon.devices.settle(&device).await;
+    daemon.devices.close(device).await;
     Ok(Value::Bool(true))
 }
 
@@ -120,8 +122,10 @@ fn view(daemon: &Daemon, device: &OpenDevice) -> Value {
     let info = device.device.info();
     let kind = match info.kind {
         DeviceKind::Ram => "ram",
+        DeviceKind::Sim => "sim",
         DeviceKind::Uring => "uring",
     };
+    let traffic = device.device.traffic();
     json!({
         "name": device.name,
         "uri": device.uri,
@@ -131,5 +135,14 @@ fn view(daemon: &Daemon, device: &OpenDevice) -> Value {
         "block_size": info.block_size,
         "write_cache": info.write_cache,
         "used_by": daemon.user_of(device),
+        "traffic": {
+            "reads": traffic.reads,
+            "read_bytes": traffic.read_bytes,
+            "writes": traffic.writes,
+            "written_bytes": traffic.written_bytes,
+            "flushes": traffic.flushes,
+            "discards": traffic.discards,
+            "discarded_bytes": traffic.discarded_bytes,
+        },
     })
 }

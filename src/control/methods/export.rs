@@ -119,7 +119,7 @@ fn check_same(
             format!("subsystem {nqn} exists already and shows something else"),
         )
         .with("field", "nqn")
-        .hint("add to it with nvmf_subsystem_add_ns, or choose another NQN"));
+        .hint("add to it with `rimrock rpc nvmf_subsystem_add_ns`, or choose another NQN"));
     };
     if read_only.is_some_and(|read_only| read_only != shown.read_only) {
         let how = if shown.read_only { "read-only" } else { "to be written" };
@@ -138,7 +138,9 @@ fn check_same(
             format!("{} is exported already, to other hosts", found.node.name),
         )
         .with("field", "hosts")
-        .hint("change the list with nvmf_subsystem_add_host and nvmf_subsystem_remove_host"));
+        .hint(
+            "change the list with `rimrock rpc nvmf_subsystem_add_host` and `nvmf_subsystem_remove_host`",
+        ));
     }
     Ok(())
 }

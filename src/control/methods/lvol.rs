@@ -44,8 +44,8 @@ pub const CHAPTER: Chapter = Chapter {
             result: "`true`.",
             run: |daemon, params| {
                 Box::pin(async move {
-                    let pool = lvstore(&daemon, &params, "uuid")?;
-                    daemon.destroy_pool(pool.name()).await.map_err(in_errno_words)?;
+                    let name = lvstore(&daemon, &params, "uuid")?.name().to_owned();
+                    daemon.destroy_pool(&name).await.map_err(in_errno_words)?;
                     Ok(Value::Bool(true))
                 })
             },

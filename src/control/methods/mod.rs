@@ -3,6 +3,7 @@
 
 mod bdev;
 pub mod device;
+mod event;
 mod export;
 mod lvol;
 pub mod nvmf;
@@ -16,6 +17,7 @@ use super::table::Chapter;
 /// The chapters of the table.
 pub const CHAPTERS: &[Chapter] = &[
     system::CHAPTER,
+    event::CHAPTER,
     device::CHAPTER,
     pool::CHAPTER,
     volume::CHAPTER,

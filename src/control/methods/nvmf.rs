@@ -8,6 +8,7 @@ use crate::control::error::{INTERNAL_ERROR, INVALID_PARAMS, RpcError};
 use crate::control::exports::{Addition, ChangeError, hex};
 use crate::control::schema::{Kind, Param, Params, UNSIGNED, optional, required};
 use crate::control::table::{Chapter, Method};
+use crate::control::transport::TransportError;
 use crate::nvme::nqn::DISCOVERY;
 use crate::target::{C2hSuccess, SubsystemKind, SubsystemSpec, SubsystemView, TargetError};
 use serde_json::{Map, Value, json};
@@ -29,7 +30,7 @@ pub const CHAPTER: Chapter = Chapter {
         },
         Method {
             name: "nvmf_create_transport",
-            summary: "Sets the limits of connections made from now on. The TCP transport is always there.",
+            summary: "Sets the limits of connections made from now on, and keeps them in the pools. The TCP transport is always there.",
             params: &[
                 required("trtype", TRTYPE, "`TCP`."),
                 TGT_NAME,
@@ -76,8 +77,8 @@ pub const CHAPTER: Chapter = Chapter {
                 optional("kas", UNSIGNED, "Accepted and ignored."),
                 optional("min_kato", UNSIGNED, "Accepted and ignored."),
             ],
-            result: "`true`; a second call is refused, as SPDK refuses it.",
-            run: |daemon, params| Box::pin(async move { create_transport(&daemon, &params) }),
+            result: "`true`; a second call in one life of the daemon is refused, as SPDK refuses it.",
+            run: |daemon, params| Box::pin(async move { create_transport(&daemon, &params).await }),
         },
         Method {
             name: "nvmf_get_transports",
@@ -116,7 +117,7 @@ pub const CHAPTER: Chapter = Chapter {
         },
         Method {
             name: "nvmf_delete_subsystem",
-            summary: "Deletes a subsystem and disconnects its hosts.",
+            summary: "Deletes a subsystem and disconnects its hosts, which are told not to come back.",
             params: &[NQN, TGT_NAME],
             result: "`true`.",
             run: |daemon, params| {
@@ -349,9 +350,10 @@ pub fn target_error(error: &TargetError) -> RpcError {
     }
 }
 
-fn create_transport(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
+async fn create_transport(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
+    let exists = || RpcError::new(INTERNAL_ERROR, "Transport type 'TCP' already exists");
     if daemon.transport_created.get() {
-        return Err(RpcError::new(INTERNAL_ERROR, "Transport type 'TCP' already exists"));
+        return Err(exists());
     }
     let mut options = daemon.target.transport();
     let narrow = |name: &str| -> Result<Option<u32>, RpcError> {
@@ -372,15 +374,22 @@ fn create_transport(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcEr
     if params.bool_opt("c2h_success")? == Some(false) {
         options.c2h_success = C2hSuccess::Off;
     }
-    daemon.target.set_transport(options).map_err(|error| {
-        let field = match error.field() {
-            Some("max_io_queues") => "max_io_qpairs_per_ctrlr",
-            Some(field) => field,
-            None => "trtype",
-        };
-        RpcError::field(field, error.to_string())
+    // Pools come and go under this lock, and each of them gets the record.
+    let _alone = daemon.pool_changes.lock().await;
+    if daemon.transport_created.get() {
+        return Err(exists());
+    }
+    daemon.set_transport(options).await.map_err(|error| match error {
+        TransportError::Target(error) => {
+            let field = match error.field() {
+                Some("max_io_queues") => "max_io_qpairs_per_ctrlr",
+                Some(field) => field,
+                None => "trtype",
+            };
+            RpcError::field(field, error.to_string())
+        }
+        TransportError::Record(error) => error,
     })?;
-    daemon.transport_created.set(true);
     Ok(Value::Bool(true))
 }
 

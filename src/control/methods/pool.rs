@@ -107,12 +107,11 @@ pub const CHAPTER: Chapter = Chapter {
             result: "`true`.",
             run: |daemon, params| {
                 Box::pin(async move {
-                    let pool = daemon.pool_named(params.text("name")?)?;
-                    let name = pool.name();
+                    let name = daemon.pool_named(params.text("name")?)?.name().to_owned();
                     if params.text("confirm")? != name {
                         return Err(RpcError::field("confirm", format!("must be the pool's name, {name}")));
                     }
-                    daemon.destroy_pool(name).await?;
+                    daemon.destroy_pool(&name).await?;
                     Ok(Value::Bool(true))
                 })
             },

@@ -7,7 +7,7 @@ use crate::control::error::RpcError;
 use crate::control::lookup::{Found, pool_error};
 use crate::control::schema::{Kind, Param, Params, UNSIGNED, optional, required};
 use crate::control::table::{Chapter, Method};
-use crate::pool::{NodeInfo, NodeKind, Pool, PoolErrorKind, RangeKind};
+use crate::pool::{NodeInfo, NodeKind, Pool, PoolError, PoolErrorKind, RangeKind};
 use serde_json::{Value, json};
 use std::rc::Rc;
 
@@ -75,6 +75,38 @@ pub const CHAPTER: Chapter = Chapter {
             },
         },
         Method {
+            name: "snapshot_pin",
+            summary: "Pins a snapshot, or a volume: it cannot be deleted, nor a volume's state be discarded, until it is unpinned \
+                      by the same. Repeating the call replaces the reason.",
+            params: &[
+                required("name", Kind::Node, "The snapshot or volume."),
+                BY,
+                optional("reason", Kind::Text { max: 1000 }, "Why, for whoever is refused."),
+            ],
+            result: "the snapshot or volume; `pins` is a list of `{by, reason, created}`.",
+            run: |daemon, params| {
+                Box::pin(async move {
+                    let found = daemon.node("name", params.text("name")?).await?;
+                    let reason = params.text_opt("reason")?.map(str::to_owned);
+                    let pinned = found.pool.pin(&found.id(), params.text("by")?, reason).await;
+                    pinned_view(&daemon, found, pinned)
+                })
+            },
+        },
+        Method {
+            name: "snapshot_unpin",
+            summary: "Takes a pin away. Other pins of the snapshot or volume stay.",
+            params: &[required("name", Kind::Node, "The snapshot or volume."), BY],
+            result: "the snapshot or volume.",
+            run: |daemon, params| {
+                Box::pin(async move {
+                    let found = daemon.node("name", params.text("name")?).await?;
+                    let unpinned = found.pool.unpin(&found.id(), params.text("by")?).await;
+                    pinned_view(&daemon, found, unpinned)
+                })
+            },
+        },
+        Method {
             name: "snapshot_diff",
             summary: "Tells which ranges of a snapshot or volume differ from another of its pool, or which hold data. Costs \
                       what differs, not what exists.",
@@ -112,6 +144,7 @@ pub const CHAPTER: Chapter = Chapter {
 
 /// Ranges of one answer unless more or fewer are asked for.
 const RANGES_DEFAULT: usize = 10_000;
+const BY: Param = required("by", Kind::Name, "Who pins it.");
 const BY_NAME: &[Param] = &[required("name", Kind::Node, "The snapshot.")];
 const MEMBER: &[Param] = &[
     required("volume", Kind::Node, "The volume."),
@@ -179,6 +212,15 @@ async fn same_group(pool: &Pool, wanted: &[(NodeInfo, String)]) -> Option<Vec<No
         taken.push(node);
     }
     Some(taken)
+}
+
+fn pinned_view(
+    daemon: &Daemon,
+    found: Found,
+    pinned: Result<NodeInfo, PoolError>,
+) -> Result<Value, RpcError> {
+    let node = pinned.map_err(|error| found.error(error))?;
+    Ok(view(daemon, &Found { node, ..found }))
 }
 
 async fn list_snapshots(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {

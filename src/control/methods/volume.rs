@@ -34,7 +34,7 @@ pub const CHAPTER: Chapter = Chapter {
                 optional("uuid", Kind::Uuid, "Its UUID; a random one when left out."),
             ],
             result: "the volume: `name`, `pool`, `kind`, `uuid`, `size`, `parent`, `children`, `referenced`, `written`, \
-                     `unique`, `block_size`, `write_cache`, `read_only`, `created`, `exports`.",
+                     `unique`, `block_size`, `write_cache`, `read_only`, `created`, `pins`, `pinned_by`, `exports`.",
             run: |daemon, params| Box::pin(async move { create(&daemon, &params).await }),
         },
         Method {
@@ -125,6 +125,21 @@ pub const CHAPTER: Chapter = Chapter {
             ],
             result: "`name`, `snapshot` and `kept` (null when discarded).",
             run: |daemon, params| Box::pin(async move { rollback(&daemon, &params).await }),
+        },
+        Method {
+            name: "volume_promote",
+            summary: "Makes a clone the main line: the snapshots it shares with the volume it was made from become its own, and \
+                      that volume from now on is the clone.",
+            params: &[required("name", Kind::Node, "The clone.")],
+            result: "the promoted volume.",
+            run: |daemon, params| {
+                Box::pin(async move {
+                    let found = daemon.volume("name", params.text("name")?).await?;
+                    let promoted = found.pool.promote(&found.id()).await;
+                    let node = promoted.map_err(|error| found.error(error))?;
+                    Ok(view(&daemon, &Found { node, ..found }))
+                })
+            },
         },
         Method {
             name: "volume_export",
@@ -371,6 +386,8 @@ fn node_view(daemon: &Daemon, pool: &str, node: &NodeInfo) -> Value {
     }
     object.insert("pool".to_owned(), json!(pool));
     object.insert("read_only".to_owned(), json!(node.kind == NodeKind::Snapshot));
+    let by: Vec<&str> = node.pins.iter().map(|pin| pin.by.as_str()).collect();
+    object.insert("pinned_by".to_owned(), json!(by));
     object.insert("exports".to_owned(), json!(exports));
     Value::Object(object)
 }

@@ -53,7 +53,11 @@ pub(in crate::device) fn open(uri: &DeviceUri, read_only: bool) -> Result<(Devic
         atomic_bytes: store.atomic_bytes,
         uuid: Uuid::new_v4(),
     };
-    Ok((info, Uring::new(RingFile::new(store.file.into()), asked.block_size, memory_align)))
+    let uring = Uring::new(RingFile::new(store.file.into()), asked.block_size, memory_align);
+    if !store.can_discard {
+        uring.refuse_discards();
+    }
+    Ok((info, uring))
 }
 
 struct Asked {
@@ -67,6 +71,7 @@ struct Store {
     size: u64,
     write_cache: bool,
     atomic_bytes: u32,
+    can_discard: bool,
 }
 
 fn direct(asked: &Asked) -> OpenOptions {
@@ -98,7 +103,7 @@ fn file_store(file: File, path: &Path, len: u64, asked: &Asked) -> Result<Store,
         return Err(DeviceError::TooSmall { path: path(), actual: len, block_size: asked.block_size });
     }
     // What tears below a file is not known; a sector is what every drive keeps whole.
-    Ok(Store { file, size, write_cache: true, atomic_bytes: 512 })
+    Ok(Store { file, size, write_cache: true, atomic_bytes: 512, can_discard: true })
 }
 
 fn create(uri: &DeviceUri, path: &Path, asked: &Asked) -> Result<Store, DeviceError> {
@@ -170,7 +175,9 @@ fn open_block_device(path: &Path, asked: &Asked, device_number: u64) -> Result<S
         });
     }
     let write_cache = queue.text("write_cache").is_none_or(|text| text != "write through");
-    Ok(Store { file, size, write_cache, atomic_bytes: sector })
+    // Holes are punched by the device's Write Zeroes; one that has none refuses.
+    let can_discard = queue.number("write_zeroes_max_bytes") != Some(0);
+    Ok(Store { file, size, write_cache, atomic_bytes: sector, can_discard })
 }
 
 /// A block device's attributes in sysfs.

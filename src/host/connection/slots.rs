@@ -34,6 +34,25 @@ pub(super) struct Slot<In, Out> {
     done: Option<Cqe>,
 }
 
+impl<In, Out> Slot<In, Out> {
+    /// The slot of a new command.
+    fn taken(generation: u16, data: Data<In, Out>, token: u64, len: u32) -> Slot<In, Out> {
+        Slot {
+            generation,
+            busy: true,
+            token,
+            data,
+            len,
+            received: 0,
+            requested: 0,
+            open_r2ts: 0,
+            unsent: 0,
+            digest_error: false,
+            done: None,
+        }
+    }
+}
+
 pub(super) struct Slots<In, Out> {
     slots: Vec<Slot<In, Out>>,
     free: Vec<u16>,
@@ -41,21 +60,7 @@ pub(super) struct Slots<In, Out> {
 
 impl<In: DerefMut<Target = [u8]>, Out: Deref<Target = [u8]>> Slots<In, Out> {
     pub fn new(depth: u16) -> Self {
-        let slots = (0..depth)
-            .map(|_| Slot {
-                generation: 0,
-                busy: false,
-                token: 0,
-                data: Data::None,
-                len: 0,
-                received: 0,
-                requested: 0,
-                open_r2ts: 0,
-                unsent: 0,
-                digest_error: false,
-                done: None,
-            })
-            .collect();
+        let slots = (0..depth).map(|_| Slot { busy: false, ..Slot::taken(0, Data::None, 0, 0) }).collect();
         Slots { slots, free: (0..depth).rev().collect() }
     }
 
@@ -78,19 +83,7 @@ impl<In: DerefMut<Target = [u8]>, Out: Deref<Target = [u8]>> Slots<In, Out> {
         let slot = &mut self.slots[usize::from(index)];
         debug_assert!(!slot.busy && slot.unsent == 0);
         let generation = (slot.generation + 1) % GENERATIONS;
-        *slot = Slot {
-            generation,
-            busy: true,
-            token,
-            data,
-            len,
-            received: 0,
-            requested: 0,
-            open_r2ts: 0,
-            unsent: 0,
-            digest_error: false,
-            done: None,
-        };
+        *slot = Slot::taken(generation, data, token, len);
         Ok(generation << SLOT_BITS | index)
     }
 

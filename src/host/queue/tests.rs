@@ -158,6 +158,55 @@ fn a_dropped_command_keeps_its_slot_until_the_controller_is_done() {
 }
 
 #[test]
+fn a_command_that_is_not_answered_ends_the_association_and_is_named() {
+    const LIMIT: Duration = Duration::from_millis(200);
+    let (admin_addr, admin_thread) = controller(|mut stream| {
+        // An event request may wait; the command behind it is answered, and then the connection ends.
+        next_command(&mut stream);
+        let sqe = next_command(&mut stream);
+        answer(&mut stream, &sqe, Status::SUCCESS);
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
+    });
+    let (io_addr, io_thread) = controller(|mut stream| {
+        let sqe = next_command(&mut stream);
+        answer_read(&mut stream, &sqe, 1);
+        // It takes everything and says nothing.
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
+    });
+    on_reactor(move || async move {
+        let admin_queue = Rc::new(Queue::open(admin_addr, ConnectionOptions::new(4)).await.unwrap());
+        let io = [Queue::open(io_addr, ConnectionOptions::new(4)).await.unwrap()];
+        watch(&admin_queue, &io, LIMIT);
+        let events = Rc::clone(&admin_queue);
+        reactor::spawn(async move {
+            let request = Sqe::new(admin::ASYNC_EVENT_REQUEST, 0);
+            let (result, _) = events.execute(request, Data::None).await;
+            assert!(matches!(result, Err(HostError::CommandTimeout { .. })), "{result:?}");
+        });
+        reactor::yield_now().await;
+        let (result, _) = admin_queue.execute(Sqe::new(admin::KEEP_ALIVE, 0), Data::None).await;
+        result.unwrap();
+        let (result, _) = io[0].execute(read(), Data::In(DmaBuf::zeroed(512))).await;
+        result.unwrap();
+        // Nothing is in flight but the event request: nothing is late.
+        reactor::sleep(LIMIT * 2).await;
+        let start = reactor::now();
+        let (result, data) = io[0].execute(read(), Data::In(DmaBuf::zeroed(512))).await;
+        let took = reactor::now() - start;
+        assert_eq!(
+            result.unwrap_err().to_string(),
+            "no answer to Read (opcode 02h, namespace 1) within 200 ms; the association ends"
+        );
+        assert!(took >= LIMIT && took < LIMIT * 20, "{took:?}");
+        assert!(matches!(data, Data::In(buf) if buf.len() == 512));
+        let (result, _) = admin_queue.execute(Sqe::new(admin::KEEP_ALIVE, 0), Data::None).await;
+        assert!(matches!(result, Err(HostError::CommandTimeout { command: "Read", .. })), "{result:?}");
+    });
+    admin_thread.join().unwrap();
+    io_thread.join().unwrap();
+}
+
+#[test]
 fn nobody_listens() {
     let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     on_reactor(move || async move {

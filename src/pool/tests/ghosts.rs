@@ -205,3 +205,37 @@ fn what_several_clones_share_stays_and_only_that() {
         assert_eq!(pool.records_left(), 0);
     });
 }
+
+#[test]
+fn what_a_ghost_holds_for_nobody_comes_back_by_and_by() {
+    run(async {
+        let (_manager, pool) = pool_on(&[ram(192)]).await;
+        pool.volume_create(spec("v", 32)).await.unwrap();
+        write(&pool, "v", 0, &pattern(1, 0, 32 << 20)).await;
+        pool.snapshot_create("v", "s").await.unwrap();
+        pool.clone_create("s", "a").await.unwrap();
+        pool.delete("s").await.unwrap();
+        deleted(&pool).await;
+        let home = crate::pool::lifecycle::home(pool.key()).unwrap();
+        // Half of it is overwritten in both; then of the other half one lets go, so it stays.
+        for volume in ["v", "a"] {
+            write(&pool, volume, 0, &pattern(2, 0, 16 << 20)).await;
+        }
+        trim(&pool, "v", 16 * MIB, 16 * MIB).await;
+        assert_eq!(pool.info().await.unwrap().allocated, 64 * MIB);
+        home.look_after_ghosts().await.unwrap();
+        deleted(&pool).await;
+        assert_eq!(pool.info().await.unwrap().allocated, 48 * MIB);
+        assert_sound(&pool).await;
+        // Little is not worth the while.
+        write(&pool, "a", 16 * MIB, &pattern(3, 0, 1 << 20)).await;
+        home.look_after_ghosts().await.unwrap();
+        deleted(&pool).await;
+        assert_eq!(pool.info().await.unwrap().allocated, 49 * MIB);
+        assert_eq!(pool.node("a").await.unwrap().unique, Some(32 * MIB));
+        pool.delete("v").await.unwrap();
+        deleted(&pool).await;
+        assert_eq!(pool.info().await.unwrap().allocated, 32 * MIB);
+        assert_sound(&pool).await;
+    });
+}

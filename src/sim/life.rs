@@ -1,0 +1,146 @@
+//! One life of the pool: from an import to a crash or a clean stop.
+
+#![forbid(unsafe_code)]
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::chance::Chance;
+use super::check;
+use super::hosts::host;
+use super::model::Model;
+use super::operator::operate;
+use super::world::World;
+use crate::device::{SimDisks, SimFaults};
+use crate::pool::{PoolManager, PoolOptions};
+use crate::reactor::SimReactors;
+
+/// A life that goes on for longer stands still.
+const LONGEST: Duration = Duration::from_secs(4 * 3600);
+const STEPS_MAX: u64 = 50_000_000;
+
+/// What kind of life it is.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    pub reactors: u16,
+    pub hosts: usize,
+    pub operations: u64,
+    pub cache_bytes: u64,
+    /// Create the pool with these options.
+    pub create: Option<PoolOptions>,
+    pub faults: SimFaults,
+    /// The last life closed the pool in order.
+    pub was_closed: bool,
+    /// Bits were flipped since.
+    pub rotten: bool,
+    /// At the end delete everything and see that all space came back.
+    pub empty: bool,
+    /// Close the pool in order at the end.
+    pub close: bool,
+    /// Say what is done to the tree.
+    pub trace: bool,
+}
+
+/// How it went.
+pub(super) struct Life {
+    pub model: Model,
+    pub doubt: Option<super::world::Doubt>,
+    pub wrong: Option<String>,
+    pub closed: bool,
+    /// Operations made.
+    pub operations: u64,
+    /// Simulated time.
+    pub time: Duration,
+}
+
+/// Lives one life. It ends early when the power is cut or a device fails.
+pub(super) fn live(
+    disks: &SimDisks,
+    model: Model,
+    doubt: Option<super::world::Doubt>,
+    plan: &Plan,
+    chance: &mut Chance,
+) -> Life {
+    let mut reactors = SimReactors::new(plan.reactors + 1, chance.next());
+    let mut handles = reactors.handles();
+    // The last stands for the control thread, on which the pool has nothing.
+    let control = usize::from(plan.reactors);
+    handles.truncate(control);
+    let manager = PoolManager::new(handles, plan.cache_bytes);
+    let world = Rc::new(World::new(model, manager, plan, Chance::new(chance.next())));
+    *world.doubt.borrow_mut() = doubt;
+    disks.set_faults(plan.faults);
+    for at in 0..plan.hosts {
+        reactors.spawn(at % control, host(Rc::clone(&world)));
+    }
+    reactors.spawn(control, manage(Rc::clone(&world), disks.clone(), plan.clone()));
+    let mut steps = 0;
+    while !disks.is_cut() && !world.finished.get() && world.goes_on() {
+        steps += 1;
+        let moved = reactors.step(|count| chance.below(count as u64) as usize) || reactors.advance();
+        if !moved || reactors.elapsed() > LONGEST || steps > STEPS_MAX {
+            let doubt = world.doubt.borrow().clone();
+            world.complain(format!(
+                "it stands still after {} ms, {steps} steps, with {} operations left, asked for: {doubt:?}",
+                reactors.elapsed().as_millis(),
+                world.left.get()
+            ));
+        }
+    }
+    let time = reactors.elapsed();
+    drop(reactors);
+    crate::pool::forget_all();
+    disks.set_faults(SimFaults::default());
+    // Tasks are gone, so this is the last one to hold the world.
+    let operations = plan.operations - world.left.get();
+    Life {
+        model: world.model.borrow().clone(),
+        doubt: world.doubt.take(),
+        wrong: world.wrong.take(),
+        closed: world.closed.get(),
+        operations,
+        time,
+    }
+}
+
+/// Opens the pool, looks at everything, lets the others work, and ends it all.
+async fn manage(world: Rc<World>, disks: SimDisks, plan: Plan) {
+    let devices = disks.open();
+    let opened = match plan.create.clone() {
+        Some(options) => world.manager.create("p", devices, options).await,
+        None => world.manager.import(devices).await,
+    };
+    let pool = match opened {
+        Ok(pool) => pool,
+        Err(error) => {
+            world.refused_by_pool("opening the pool", &error);
+            return;
+        }
+    };
+    check::check_all(&world, &pool, !plan.was_closed).await;
+    *world.pool.borrow_mut() = Some(pool.clone());
+    if plan.operations > 0 && world.goes_on() {
+        operate(Rc::clone(&world)).await;
+    }
+    while world.left.get() > 0 && world.goes_on() {
+        crate::reactor::sleep(Duration::from_millis(1)).await;
+    }
+    let names: Vec<String> = world.model.borrow().volumes.keys().cloned().collect();
+    for name in &names {
+        world.shut(name).await;
+    }
+    world.pool.borrow_mut().take();
+    if plan.empty && world.goes_on() {
+        check::check_emptied(&world, &pool).await;
+    }
+    drop(pool);
+    if plan.close && world.goes_on() {
+        match world.manager.export("p").await {
+            Ok(()) => world.closed.set(true),
+            Err(error) => {
+                world.refused_by_pool("closing the pool", &error);
+            }
+        }
+    }
+    world.finished.set(true);
+}

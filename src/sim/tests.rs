@@ -1,0 +1,38 @@
+#![forbid(unsafe_code)]
+
+use super::*;
+
+fn options(seed: u64, operations: u64) -> Options {
+    Options { seed, operations, trace: false }
+}
+
+/// `SEED=n` runs one world; otherwise some fixed ones and a fresh one.
+#[test]
+fn runs_at_random_find_nothing_wrong() {
+    let seeds = match std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()) {
+        Some(seed) => vec![seed],
+        None => {
+            let fresh = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+            (1..6).chain([fresh.as_nanos() as u64]).collect()
+        }
+    };
+    for seed in seeds {
+        println!("SEED={seed}");
+        let report = run(&options(seed, 2000)).unwrap_or_else(|failure| panic!("{failure}"));
+        assert!(report.operations >= 2000, "{report:?}");
+    }
+}
+
+#[test]
+fn the_same_seed_makes_the_same_run() {
+    for seed in 7..10 {
+        assert_eq!(run(&options(seed, 1500)).unwrap(), run(&options(seed, 1500)).unwrap());
+    }
+    assert_ne!(run(&options(7, 300)).unwrap().digest, run(&options(8, 300)).unwrap().digest);
+}
+
+#[test]
+fn a_power_cut_at_any_step_of_a_short_run_loses_nothing() {
+    let report = every_step(&options(3, 40), |_, _| ()).unwrap_or_else(|failure| panic!("{failure}"));
+    assert!(report.cuts > 100, "{report:?}");
+}
