@@ -29,7 +29,10 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("control", &["config", "device", "memory", "nearest", "nvme", "pool", "reactor", "target", "units"]),
     (
         "cli",
-        &["config", "control", "device", "host", "memory", "nearest", "nvme", "reactor", "stream", "units"],
+        &[
+            "config", "control", "device", "host", "memory", "nearest", "nvme", "pool", "reactor", "stream",
+            "units",
+        ],
     ),
     ("sim", &["device", "memory", "pool", "reactor"]),
     ("bin", &["sim"]),

@@ -15,12 +15,14 @@ pub struct Failure {
     /// The daemon's error object, where the daemon refused.
     object: Option<Box<Value>>,
     code: u8,
+    /// The answer that was printed says it all.
+    told: bool,
 }
 
 impl Failure {
     /// Refused or failed: exit code 1.
     pub fn failed(message: impl Into<String>) -> Failure {
-        Failure { message: message.into(), hint: None, object: None, code: 1 }
+        Failure { message: message.into(), hint: None, object: None, code: 1, told: false }
     }
 
     /// The command line is wrong in a way its parser cannot see: exit code 2.
@@ -31,6 +33,11 @@ impl Failure {
     /// Nobody reads what is printed any more. That ends the command quietly, as it does every Unix tool.
     pub fn unread() -> Failure {
         Failure { code: 0, ..Failure::failed("nobody reads the answer") }
+    }
+
+    /// What was asked for was done and printed, and is not good: exit code 1 without another word.
+    pub fn found() -> Failure {
+        Failure { told: true, ..Failure::failed("something is wrong") }
     }
 
     /// The daemon's answer to a call was this error object.
@@ -59,7 +66,7 @@ impl Failure {
 
     /// Prints it to standard error and gives the exit code.
     pub fn report(&self, format: Format) -> ExitCode {
-        if self.code > 0 {
+        if self.code > 0 && !self.told {
             // Where standard error is closed too, the exit code alone has to tell.
             let _ = std::io::stderr().write_all(self.told(format).as_bytes());
         }

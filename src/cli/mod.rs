@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod check;
 mod client;
 mod clone;
 mod daemon;

@@ -1,6 +1,7 @@
 //! `rimrock pool …`
 #![forbid(unsafe_code)]
 
+use super::check;
 use super::client::{Arguments, call};
 use super::output::{Column, Show, print_done, print_list, print_object};
 use super::{Common, Failure, size};
@@ -57,6 +58,62 @@ Devices named without a URI were opened before, with `rimrock device create`.")]
         /// The pool
         name: String,
     },
+    /// Check a pool: every copy of all metadata, who owns each block, all counts, the catalog
+    #[command(
+        after_help = "A pool that is up is checked by its daemon, while it is in use. With --device the devices of a
+pool that is not up are checked, without a daemon and without writing.
+Exit code: 0 nothing is wrong, or all of it was repaired; 1 otherwise.
+
+Examples:
+  rimrock pool check main --data
+  rimrock pool check --device uring:/var/lib/rimrock/disk0.img --repair --dry-run"
+    )]
+    Check {
+        /// The pool
+        #[arg(required_unless_present = "device")]
+        name: Option<String>,
+        /// A device of a pool that is not up; all of them are needed
+        #[arg(long, value_name = "URI", conflicts_with = "name", num_args = 1..)]
+        device: Vec<String>,
+        /// Read every block of data too
+        #[arg(long)]
+        data: bool,
+        /// Write again what can be derived: damaged copies, bitmaps, counts
+        #[arg(long)]
+        repair: bool,
+        /// With --repair: only say what would be repaired
+        #[arg(long, requires = "repair")]
+        dry_run: bool,
+    },
+    /// List the damage that was come upon, and the volumes and blocks that have it
+    #[command(after_help = "Example:\n  rimrock pool damage main")]
+    Damage {
+        /// The pool
+        name: String,
+        /// Forget what is listed; what is still damaged is found again
+        #[arg(long)]
+        clear: bool,
+    },
+    /// Read everything in a pool in the background, and heal what is damaged
+    #[command(after_help = "Examples:
+  rimrock pool scrub main --rate 200MiB
+  rimrock pool scrub main --status")]
+    Scrub {
+        /// The pool
+        name: String,
+        /// Bytes a second at most
+        #[arg(long, value_name = "SIZE", value_parser = size)]
+        rate: Option<u64>,
+        /// Begin at the beginning, also if it was stopped on the way
+        #[arg(long)]
+        anew: bool,
+        /// Show how it stands
+        #[arg(long, conflicts_with_all = ["stop", "rate", "anew"])]
+        status: bool,
+        /// Stop it where it is
+        #[arg(long, conflicts_with_all = ["rate", "anew"])]
+        stop: bool,
+    },
     /// Destroy a pool and everything in it
     #[command(after_help = "Asks for the pool's name; a script gives it with --confirm.
 
@@ -97,6 +154,18 @@ const SHOW: &[Column] = &[
     ("devices", "devices", Show::Plain),
 ];
 
+const SCRUB: &[Column] = &[
+    ("state", "state", Show::Plain),
+    ("rate", "rate", Show::Bytes),
+    ("started", "started", Show::Time),
+    ("to read", "bytes_total", Show::Bytes),
+    ("read", "bytes_done", Show::Bytes),
+    ("seconds to go", "eta_seconds", Show::Plain),
+    ("errors", "errors", Show::Plain),
+    ("healed", "healed", Show::Plain),
+    ("last completed", "last_completed", Show::Plain),
+];
+
 impl Pool {
     /// Runs the command.
     pub fn run(self, common: &Common) -> Result<(), Failure> {
@@ -127,6 +196,34 @@ impl Pool {
             Pool::List => print_list(format, &call(common, "pool_list", Arguments::new())?, LIST),
             Pool::Show { name } => {
                 print_object(format, &call(common, "pool_get", Arguments::new().with("name", name))?, SHOW)
+            }
+            Pool::Check { name, device, data, repair, dry_run } => {
+                let repair = repair && !dry_run;
+                let report = match name {
+                    Some(name) => {
+                        let arguments =
+                            Arguments::new().with("name", name).flag("repair", repair).flag("data", data);
+                        call(common, "pool_check", arguments)?
+                    }
+                    None => check::offline(&device, repair, data)?,
+                };
+                check::print_report(format, &report, dry_run)
+            }
+            Pool::Damage { name, clear: true } => {
+                let answer = call(common, "pool_damage_clear", Arguments::new().with("name", name))?;
+                print_done(format, &answer, "the damage found so far is forgotten")
+            }
+            Pool::Damage { name, clear: false } => {
+                let list = call(common, "pool_damage_list", Arguments::new().with("name", name))?;
+                check::print_damage(format, &list)
+            }
+            Pool::Scrub { name, rate, anew, status, stop } => {
+                let (method, arguments) = match (status, stop) {
+                    (true, _) => ("pool_get_scrub", Arguments::new()),
+                    (_, true) => ("pool_scrub_stop", Arguments::new()),
+                    _ => ("pool_scrub_start", Arguments::new().maybe("rate", rate).flag("anew", anew)),
+                };
+                print_object(format, &call(common, method, arguments.with("name", name))?, SCRUB)
             }
             Pool::Destroy { name, confirm } => {
                 let confirm = match confirm {

@@ -37,6 +37,8 @@ pub struct SimSpec {
     pub write_cache: bool,
     /// Whether operations take time. Without, they are done at their first poll.
     pub latency: bool,
+    /// Whether reads take much longer than writes.
+    pub slow_reads: bool,
 }
 
 /// How often operations fail, per million.
@@ -242,7 +244,12 @@ impl Shared {
         self.digest = (self.digest.rotate_left(5) ^ word).wrapping_mul(0x517C_C1B7_2722_0A95);
     }
 
-    fn begin(&mut self, index: usize, failures: u32) -> Begun {
+    fn begin(&mut self, index: usize, read: bool) -> Begun {
+        let faults = self.faults;
+        self.begin_with(index, if read { faults.reads } else { faults.writes }, read)
+    }
+
+    fn begin_with(&mut self, index: usize, failures: u32, read: bool) -> Begun {
         if self.cut {
             return Begun::Never;
         }
@@ -253,12 +260,18 @@ impl Shared {
         }
         let failed = failures > 0 && below(&mut self.random, 1_000_000) < u64::from(failures);
         let result = if failed { Err(IoError::Os(libc::EIO)) } else { Ok(()) };
-        let micros = match (self.disks[index].spec.latency, below(&mut self.random, 20)) {
-            (false, _) => return Begun::After(Duration::ZERO, result),
-            (true, 0..=13) => 10 + below(&mut self.random, 90),
-            (true, 14..=18) => 100 + below(&mut self.random, 900),
-            (true, _) => 1_000 + below(&mut self.random, 20_000),
+        if !self.disks[index].spec.latency {
+            return Begun::After(Duration::ZERO, result);
+        }
+        let micros = match below(&mut self.random, 600) {
+            // Real disks stop for seconds now and then.
+            0 => 500_000 + below(&mut self.random, 4_000_000),
+            1..=30 => 1_000 + below(&mut self.random, 20_000),
+            31..=180 => 100 + below(&mut self.random, 900),
+            _ => 10 + below(&mut self.random, 90),
         };
+        let slow = read && self.disks[index].spec.slow_reads;
+        let micros = if slow { micros + below(&mut self.random, 100_000) } else { micros };
         Begun::After(Duration::from_micros(micros), result)
     }
 }
@@ -323,9 +336,8 @@ impl Sim {
     pub(super) async fn read(&self, offset: u64, mut buf: DmaBuf) -> (Result<(), IoError>, DmaBuf) {
         let begun = {
             let mut shared = self.lock();
-            let failures = shared.faults.reads;
             shared.note(offset << 1);
-            shared.begin(self.index, failures)
+            shared.begin(self.index, true)
         };
         let result = self.wait(begun).await;
         let shared = self.lock();
@@ -352,10 +364,9 @@ impl Sim {
     async fn change(&self, change: Change, note: u64) -> Result<(), IoError> {
         let (begun, id) = {
             let mut shared = self.lock();
-            let failures = shared.faults.writes;
             shared.note(note << 1 | 1);
             let was_cut = shared.cut;
-            let begun = shared.begin(self.index, failures);
+            let begun = shared.begin(self.index, false);
             let disk = &mut shared.disks[self.index];
             disk.next += 1;
             let id = disk.next;
@@ -385,7 +396,7 @@ impl Sim {
             let mut shared = self.lock();
             let failures = shared.faults.flushes;
             shared.note(u64::MAX);
-            let begun = shared.begin(self.index, failures);
+            let begun = shared.begin_with(self.index, failures, false);
             let done = shared.disks[self.index].pending.iter().filter(|pending| pending.done);
             (begun, done.map(|pending| pending.id).collect::<Vec<u64>>())
         };

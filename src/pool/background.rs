@@ -54,7 +54,7 @@ impl Home {
 
     async fn next_chore(&self) -> Result<Option<(NodeId, Chore)>, PoolError> {
         // What a shard has begun, perhaps before a crash, must be ended before anything else is begun.
-        let begun = self.owners.each(|shard| async move { shard.state.borrow().nodes.reaping() }).await?;
+        let begun = self.owners.each(|shard| async move { shard.state.borrow().nodes.begun() }).await?;
         for reaping in begun.into_iter().flatten() {
             let node = reaping.node;
             let chore = {

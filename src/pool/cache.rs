@@ -109,6 +109,19 @@ impl Pages {
         self.frames[id].state == State::Dirty
     }
 
+    /// Whether what is in `block` on the device is all there is of it: no page in memory is ahead of it.
+    pub fn is_stored(&self, block: Block) -> bool {
+        self.by_block.get(&block).is_none_or(|id| self.frames[*id].state == State::Clean)
+    }
+
+    /// The pages in memory that are ahead of the device.
+    pub fn unstored(&self) -> impl Iterator<Item = (Block, &Page)> + '_ {
+        self.frames
+            .iter()
+            .filter(|(_, frame)| frame.state != State::Clean)
+            .map(|(_, frame)| (frame.block, &*frame.page))
+    }
+
     /// Clean pages that are kept.
     pub fn limit(&self) -> usize {
         self.limit

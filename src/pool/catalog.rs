@@ -183,14 +183,24 @@ pub struct Catalog {
     /// Next free block within the half.
     position: u64,
     failed: bool,
+    bad: Vec<BadCopy>,
 }
 
-/// What reading a catalog found.
-pub struct Opened {
-    /// The catalog.
-    pub catalog: Catalog,
-    /// Texts that name each damaged block whose other copy was used.
-    pub damage: Vec<String>,
+/// A transaction that one copy does not have as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadCopy {
+    /// Copy 0 or 1.
+    pub copy: usize,
+    /// The transaction.
+    pub sequence: u64,
+    /// Nothing comes after it, so that it may have been on its way when a crash came.
+    pub newest: bool,
+    /// The device.
+    pub uri: String,
+    /// First byte on the device.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
 }
 
 impl Catalog {
@@ -224,16 +234,36 @@ impl Catalog {
             half: 1,
             position: 0,
             failed: false,
+            bad: Vec::new(),
         }
     }
 
-    /// Reads the catalog of a pool.
-    pub async fn open(pool: Uuid, devices: &[Device], geometry: Geometry) -> Result<Opened, CatalogError> {
+    /// Reads the catalog of a pool, and writes it again in both copies where one of them is damaged. Also gives texts
+    /// that name each damaged place.
+    pub async fn open(
+        pool: Uuid,
+        devices: &[Device],
+        geometry: Geometry,
+    ) -> Result<(Catalog, Vec<String>), CatalogError> {
+        let mut catalog = Catalog::read(pool, devices, geometry).await?;
+        let damage = catalog.bad.iter().map(|bad| {
+            format!(
+                "catalog transaction {} at byte {} of {} is damaged or missing; its other copy was used",
+                bad.sequence, bad.offset, bad.uri
+            )
+        });
+        let damage: Vec<String> = damage.collect();
+        catalog.heal().await?;
+        Ok((catalog, damage))
+    }
+
+    /// Reads the catalog of a pool and leaves the devices as they are.
+    pub async fn read(pool: Uuid, devices: &[Device], geometry: Geometry) -> Result<Catalog, CatalogError> {
         let mut catalog = Catalog::at(pool, devices, geometry);
         let mut best: Option<(u64, u64)> = None;
         for half in 0..2 {
             for copy in 0..2 {
-                let head = catalog.read(copy, half, 0, 1).await;
+                let head = catalog.read_blocks(copy, half, 0, 1).await;
                 if let Some((header, _)) = Header::read_from_prefix(&head).ok()
                     && header.magic == MAGIC
                     && header.pool == *pool.as_bytes()
@@ -247,13 +277,42 @@ impl Catalog {
         let (generation, half) = best.ok_or(CatalogError::Missing)?;
         catalog.generation = generation;
         catalog.half = half;
-        let damage = catalog.replay().await?;
-        Ok(Opened { catalog, damage })
+        catalog.replay().await?;
+        Ok(catalog)
+    }
+
+    /// Makes both copies whole again if one of them was not: a fresh half holds two good copies.
+    pub async fn heal(&mut self) -> Result<bool, CatalogError> {
+        if self.bad.is_empty() {
+            return Ok(false);
+        }
+        self.switch_half(1 - self.half).await?;
+        self.bad.clear();
+        Ok(true)
+    }
+
+    /// Writes everything again, whatever is on the devices.
+    pub async fn write_anew(&mut self) -> Result<(), CatalogError> {
+        self.switch_half(1 - self.half).await?;
+        self.bad.clear();
+        Ok(())
+    }
+
+    /// What reading found damaged.
+    pub fn bad_copies(&self) -> &[BadCopy] {
+        &self.bad
+    }
+
+    /// Takes over what another look at the devices found, if nothing was changed in between.
+    pub fn note_damage(&mut self, seen: &Catalog) {
+        if (seen.generation, seen.sequence) == (self.generation, self.sequence) {
+            self.bad.clone_from(&seen.bad);
+        }
     }
 
     async fn first_is_whole(&self, half: u64, generation: u64) -> bool {
         for copy in 0..2 {
-            let area = self.read(copy, half, 0, u64::from(self.geometry.catalog_blocks)).await;
+            let area = self.read_blocks(copy, half, 0, u64::from(self.geometry.catalog_blocks)).await;
             if let Some((header, _)) = Transaction::decode(self.pool, &area)
                 && header.kind.get() == KIND_SNAPSHOT
                 && header.generation.get() == generation
@@ -264,10 +323,12 @@ impl Catalog {
         false
     }
 
-    async fn replay(&mut self) -> Result<Vec<String>, CatalogError> {
+    async fn replay(&mut self) -> Result<(), CatalogError> {
         let blocks = u64::from(self.geometry.catalog_blocks);
-        let areas = [self.read(0, self.half, 0, blocks).await, self.read(1, self.half, 0, blocks).await];
-        let mut damage = Vec::new();
+        let areas = [
+            self.read_blocks(0, self.half, 0, blocks).await,
+            self.read_blocks(1, self.half, 0, blocks).await,
+        ];
         let mut expected: Option<u64> = None;
         while self.position < blocks {
             let at = self.position as usize * BLOCK_BYTES;
@@ -281,17 +342,19 @@ impl Catalog {
                 areas.iter().map(|area| Transaction::decode(self.pool, &area[at..])).collect();
             let good: Vec<bool> = found.iter().map(wanted).collect();
             let Some(copy) = good.iter().position(|ok| *ok) else { break };
-            if let Some(bad) = good.iter().position(|ok| !ok) {
-                damage.push(format!(
-                    "catalog block {} on device {} is damaged; its other copy was used",
-                    self.geometry.catalog(bad as u64, self.half) + self.position,
-                    self.copies[bad].info().uri,
-                ));
-            }
             let Some((header, transaction)) = found.swap_remove(copy) else { break };
             let used = u64::from(header.bytes.get()).div_ceil(BLOCK_BYTES as u64) as usize * BLOCK_BYTES;
-            if good.iter().all(|ok| *ok) && areas[0][at..at + used] != areas[1][at..at + used] {
-                damage.push(format!("the copies of catalog transaction {} differ", header.sequence.get()));
+            let differ = areas[0][at..at + used] != areas[1][at..at + used];
+            if let Some(copy) = good.iter().position(|ok| !ok).or(differ.then_some(1)) {
+                self.bad.push(BadCopy {
+                    copy,
+                    sequence: header.sequence.get(),
+                    newest: false,
+                    uri: self.copies[copy].info().uri.clone(),
+                    offset: (self.geometry.catalog(copy as u64, self.half) + self.position)
+                        * BLOCK_BYTES as u64,
+                    length: used as u64,
+                });
             }
             self.apply(transaction);
             self.sequence = header.sequence.get();
@@ -299,11 +362,10 @@ impl Catalog {
             self.position += u64::from(header.bytes.get()).div_ceil(BLOCK_BYTES as u64);
         }
         self.refuse_gap(&areas)?;
-        if !damage.is_empty() {
-            // A fresh half holds two good copies again.
-            self.switch_half(1 - self.half).await?;
+        if let Some(last) = self.bad.last_mut() {
+            last.newest = last.sequence == self.sequence;
         }
-        Ok(damage)
+        Ok(())
     }
 
     /// A whole later transaction after the end of the log means that the one at the end was lost to damage.
@@ -436,7 +498,7 @@ impl Catalog {
         Ok(())
     }
 
-    async fn read(&self, copy: usize, half: u64, position: u64, blocks: u64) -> DmaBuf {
+    async fn read_blocks(&self, copy: usize, half: u64, position: u64, blocks: u64) -> DmaBuf {
         let block = self.geometry.catalog(copy as u64, half) + position;
         super::copy::read(&self.copies[copy], block * BLOCK_BYTES as u64, blocks as usize * BLOCK_BYTES).await
     }
@@ -449,6 +511,12 @@ impl Catalog {
         };
         blocks(0).chain(blocks(1)).collect()
     }
+}
+
+/// Reads a transaction and counts its changes.
+#[cfg(test)]
+pub fn decode_for_test(pool: Uuid, bytes: &[u8]) -> usize {
+    Transaction::decode(pool, bytes).map_or(0, |(_, transaction)| transaction.changes.len())
 }
 
 fn entry_bytes(key: &str, value: &[u8]) -> usize {

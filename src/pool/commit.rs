@@ -92,6 +92,7 @@ impl Shard {
         state.pages.written(plan.writes.iter().map(|(block, _)| *block));
         drop(state);
         self.durable_generation.set(plan.root.generation);
+        self.committed.set(Some(plan.root));
         self.release();
         self.changed.notify();
         Ok(())
@@ -160,7 +161,7 @@ impl Shard {
         let (free, held) = (state.space.free_blocks(Use::Data), state.space.held_blocks(Use::Data));
         state.pages.waiting() > PAGES_WAITING
             || state.journal.room() < state.journal.size() / 2
-            || (held > 256 && free < held)
+            || (held > 256 && free < held && !self.is_pinned())
     }
 
     /// The committer: runs until the shard is closed.

@@ -1,7 +1,8 @@
-//! Reading one of two copies of metadata.
+//! The two copies of metadata: reading one or both, and writing a damaged one again.
 #![forbid(unsafe_code)]
 
-use super::pointer::BLOCK_BYTES;
+use super::pointer::{BLOCK_BYTES, Block, Pointer};
+use super::shard::Shard;
 use crate::device::Device;
 use crate::memory::DmaBuf;
 
@@ -19,4 +20,85 @@ pub(super) async fn read(device: &Device, offset: u64, len: usize) -> DmaBuf {
         }
     }
     buf
+}
+
+impl Shard {
+    /// What is in each copy of a metadata block; `None` for one that there is not, or that cannot be read.
+    pub(super) async fn read_copies(&self, copies: [Option<Block>; 2]) -> Vec<Option<DmaBuf>> {
+        let read = |block: Option<Block>| async move {
+            let block = block?;
+            let device = self.device(block).ok()?;
+            let (result, bytes) = device.read(block.offset(), DmaBuf::uninit(BLOCK_BYTES)).await;
+            result.ok().map(|()| bytes)
+        };
+        super::join::all(copies.into_iter().map(read)).await
+    }
+
+    /// Writes a damaged copy again. True when what is read back fits.
+    pub(super) async fn rewrite(&self, block: Block, good: &[u8], crc: u32) -> bool {
+        let Ok(device) = self.device(block) else { return false };
+        if device.write(block.offset(), DmaBuf::copy_of(good).freeze()).await.is_err() {
+            return false;
+        }
+        let (result, bytes) = device.read(block.offset(), DmaBuf::uninit(BLOCK_BYTES)).await;
+        result.is_ok() && crc32c::crc32c(&bytes) == crc
+    }
+
+    /// The page that a pointer leads to, if it happens to be in memory.
+    pub(super) fn page_in_memory(&self, pointer: Pointer) -> Option<DmaBuf> {
+        use zerocopy::IntoBytes;
+        let mut state = self.state.borrow_mut();
+        let frame = state.pages.find(pointer.block())?;
+        let page = state.pages.page(frame);
+        (page.crc() == pointer.crc()).then(|| DmaBuf::copy_of(page.as_bytes()))
+    }
+
+    /// The blocks of data that cannot be read or do not fit their checksums, by their place in the list, and why.
+    /// What lies side by side is read at once.
+    pub(super) async fn bad_blocks(&self, pointers: &[Pointer]) -> Vec<(usize, &'static str)> {
+        /// The longest single read, in blocks.
+        const RUN_BLOCKS: usize = 64;
+        let mut bad = Vec::new();
+        let mut at = 0;
+        while at < pointers.len() {
+            let first = pointers[at].block();
+            let mut count = 1;
+            while count < RUN_BLOCKS
+                && pointers
+                    .get(at + count)
+                    .is_some_and(|next| next.block().raw() == first.raw() + count as u64)
+            {
+                count += 1;
+            }
+            let run = &pointers[at..at + count];
+            for (i, why) in self.bad_run(first, run).await {
+                bad.push((at + i, why));
+            }
+            at += count;
+            crate::reactor::yield_now().await;
+        }
+        bad
+    }
+
+    async fn bad_run(&self, first: Block, run: &[Pointer]) -> Vec<(usize, &'static str)> {
+        let Ok(device) = self.device(first) else {
+            return (0..run.len()).map(|i| (i, "lies on a device that is not there")).collect();
+        };
+        let (result, bytes) = device.read(first.offset(), DmaBuf::uninit(run.len() * BLOCK_BYTES)).await;
+        if result.is_ok() {
+            let blocks = bytes.chunks_exact(BLOCK_BYTES).zip(run).enumerate();
+            let wrong = blocks.filter(|(_, (block, pointer))| crc32c::crc32c(block) != pointer.crc());
+            return wrong.map(|(i, _)| (i, "does not fit its checksum")).collect();
+        }
+        let mut bad = Vec::new();
+        for (i, pointer) in run.iter().enumerate() {
+            let (result, bytes) = device.read(pointer.block().offset(), DmaBuf::uninit(BLOCK_BYTES)).await;
+            match result {
+                Ok(()) if crc32c::crc32c(&bytes) == pointer.crc() => {}
+                Ok(()) => bad.push((i, "does not fit its checksum")),
+                Err(_) => bad.push((i, "cannot be read")),
+            }
+        }
+        bad
+    }
 }

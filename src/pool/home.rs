@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, Weak};
+use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
@@ -37,6 +38,7 @@ use super::node::NodeId;
 use super::pointer::{BLOCK_BYTES, CHUNK_BYTES, LEAVES_MAX};
 use super::records::{Changes, Entity, NodeRecord, Records, VolumeRecord};
 use super::sabotage::{Sabotage, is};
+use super::scrub::Scrub;
 use super::tree::VolumeId;
 use super::volume::{Shared, Volume};
 use crate::device::IoError;
@@ -56,8 +58,8 @@ pub(super) struct Home {
     pub(super) geometry: Geometry,
     pub(super) owners: Arc<Owners>,
     pub(super) records: RefCell<Records>,
-    catalog: RefCell<Option<Catalog>>,
-    catalog_lock: Semaphore,
+    pub(super) catalog: RefCell<Option<Catalog>>,
+    pub(super) catalog_lock: Semaphore,
     pub(super) operations: Semaphore,
     handles: RefCell<BTreeMap<u64, Weak<Shared>>>,
     pub(super) usage: RefCell<BTreeMap<VolumeId, Arc<AtomicU64>>>,
@@ -66,6 +68,11 @@ pub(super) struct Home {
     pub(super) closed: Cell<bool>,
     pub(super) events: Option<EventSink>,
     pub(super) damage: RefCell<Vec<String>>,
+    /// Checks are made one at a time.
+    pub(super) checks: Semaphore,
+    pub(super) scrub: Scrub,
+    /// How long the last snapshot or rollback kept its volumes from starting writes.
+    pub(super) last_fence: Cell<Option<Duration>>,
 }
 
 impl Home {
@@ -95,6 +102,9 @@ impl Home {
             closed: Cell::new(false),
             events,
             damage: RefCell::default(),
+            checks: Semaphore::new(1),
+            scrub: Scrub::default(),
+            last_fence: Cell::new(None),
         }
     }
 
@@ -392,6 +402,7 @@ impl Home {
         for result in owners.each(|shard| async move { shard.make_journal_room().await }).await? {
             result?;
         }
+        let fenced = Instant::now();
         owners.each(move |shard| async move { shard.fence(&volumes) }).await?;
         let usages: Vec<_> =
             seals.iter().map(|(id, ..)| self.usage.borrow().get(id).cloned().unwrap_or_default()).collect();
@@ -407,6 +418,7 @@ impl Home {
                 (durable, referenced.collect::<Vec<u64>>())
             })
             .await?;
+        self.last_fence.set(Some(fenced.elapsed()));
         for (i, usage) in usages.iter().enumerate() {
             usage.store(sealed.iter().map(|(_, referenced)| referenced[i]).sum(), Ordering::Relaxed);
         }

@@ -7,6 +7,8 @@
 #![forbid(unsafe_code)]
 
 use super::cache::Object;
+use super::damage::{DamageState, Spot};
+use super::finding::Kind;
 use super::journal::Record;
 use super::node::NodeId;
 use super::pointer::{BLOCK_BYTES, Block, FANOUT, Pointer};
@@ -75,10 +77,11 @@ impl Shard {
     /// Fills `buf` (whole blocks, within one leaf) from `slot` on.
     pub async fn read(&self, source: Source, slot: u64, mut buf: DmaBuf) -> (Result<(), IoError>, DmaBuf) {
         let guard = self.enter();
+        self.served.set(self.served.get() + 1);
         let (first, count) = ((slot % FANOUT as u64) as usize, buf.len() / BLOCK_BYTES);
         if count == 1 {
             return match self.pointers(source, slot, |page| page.get(first)).await {
-                Ok(pointer) => self.read_block(pointer.unwrap_or(Pointer::EMPTY), buf).await,
+                Ok(pointer) => self.read_block(source, slot, pointer.unwrap_or(Pointer::EMPTY), buf).await,
                 Err(error) => (Err(error), buf),
             };
         }
@@ -94,13 +97,13 @@ impl Shard {
         };
         let runs = runs_of(&pointers);
         if let [run] = runs.as_slice() {
-            return self.read_run(run, &pointers, buf).await;
+            return self.read_run(source, slot, run, &pointers, buf).await;
         }
         let mut parts = Vec::with_capacity(runs.len());
         for run in &runs {
             parts.push((run, buf.split_to(run.count * BLOCK_BYTES)));
         }
-        let reads = parts.into_iter().map(|(run, part)| self.read_run(run, &pointers, part));
+        let reads = parts.into_iter().map(|(run, part)| self.read_run(source, slot, run, &pointers, part));
         let mut result = Ok(());
         let mut whole: Option<DmaBuf> = None;
         for (outcome, part) in super::join::all(reads).await {
@@ -114,8 +117,11 @@ impl Shard {
         (result, whole.unwrap_or(buf))
     }
 
+    /// Reads a run of the pointers that begin at `slot`.
     async fn read_run(
         &self,
+        source: Source,
+        slot: u64,
         run: &Run,
         pointers: &[Pointer],
         mut buf: DmaBuf,
@@ -129,13 +135,16 @@ impl Shard {
             Err(error) => return (Err(error), buf),
         };
         let (result, mut buf) = device.read(run.block.offset(), buf).await;
-        if result.is_err() {
-            buf.fill(0);
-            return (result, buf);
-        }
-        for (i, block) in buf.chunks_exact(BLOCK_BYTES).enumerate() {
-            if crc32c::crc32c(block) != pointers[run.first + i].crc() {
-                let error = self.bad_data(run.block.add(i as u64));
+        let wrong = match result {
+            Err(_) => true,
+            Ok(()) => {
+                let blocks = buf.chunks_exact(BLOCK_BYTES).zip(&pointers[run.first..]);
+                blocks.into_iter().any(|(block, pointer)| crc32c::crc32c(block) != pointer.crc())
+            }
+        };
+        if wrong {
+            let pointers = &pointers[run.first..][..run.count];
+            if let Some(error) = self.read_singly(source, slot + run.first as u64, pointers, &mut buf).await {
                 buf.fill(0);
                 return (Err(error), buf);
             }
@@ -143,15 +152,50 @@ impl Shard {
         (Ok(()), buf)
     }
 
-    async fn read_block(&self, pointer: Pointer, buf: DmaBuf) -> (Result<(), IoError>, DmaBuf) {
+    async fn read_block(
+        &self,
+        source: Source,
+        slot: u64,
+        pointer: Pointer,
+        buf: DmaBuf,
+    ) -> (Result<(), IoError>, DmaBuf) {
         let run = Run { first: 0, count: 1, block: pointer.block() };
-        self.read_run(&run, &[pointer], buf).await
+        self.read_run(source, slot, &run, &[pointer], buf).await
     }
 
-    fn bad_data(&self, block: Block) -> IoError {
-        let uri = self.devices.get(block.vdev()).map_or("?", |device| device.info().uri.as_str());
-        self.report(format!("data block at byte {} of {uri} does not fit its checksum", block.offset()));
-        IoError::Unrecovered { offset: block.offset() }
+    /// Reads each block of a read that failed alone. What is bad then too is kept as damage, and the first of it is the
+    /// error.
+    async fn read_singly(
+        &self,
+        source: Source,
+        slot: u64,
+        pointers: &[Pointer],
+        buf: &mut DmaBuf,
+    ) -> Option<IoError> {
+        let mut first = None;
+        for (at, (pointer, out)) in pointers.iter().zip(buf.chunks_exact_mut(BLOCK_BYTES)).enumerate() {
+            let block = pointer.block();
+            let (result, bytes) = match self.device(block) {
+                Ok(device) => device.read(block.offset(), DmaBuf::uninit(BLOCK_BYTES)).await,
+                Err(error) => return Some(error),
+            };
+            let (why, error) = match result {
+                Ok(()) if crc32c::crc32c(&bytes) == pointer.crc() => {
+                    out.copy_from_slice(&bytes);
+                    continue;
+                }
+                Ok(()) => ("does not fit its checksum", IoError::Unrecovered { offset: block.offset() }),
+                // The device went away or was closed: that says nothing of this block.
+                Err(error @ (IoError::Gone | IoError::Internal(_))) => return Some(error),
+                Err(error) => ("cannot be read", error),
+            };
+            let node = self.node_of(source).ok();
+            let spot = node.map(|node| Spot { node, height: 0, slot: slot + at as u64, count: 1 });
+            let what = format!("data block {why}");
+            self.damaged(Kind::Data, DamageState::Lost, block, what, spot, Some(pointer.birth()));
+            first.get_or_insert(error);
+        }
+        first
     }
 
     /// Writes whole blocks within one leaf. Acknowledged means: the data is on the device and mapped in memory.
@@ -180,6 +224,7 @@ impl Shard {
         data: DmaSlice,
         unless_changed: Option<Pointer>,
     ) -> Result<bool, IoError> {
+        self.served.set(self.served.get() + 1);
         let crcs: Vec<u32> = data.chunks_exact(BLOCK_BYTES).map(crc32c::crc32c).collect();
         let count = crcs.len() as u32;
         let (extents, _turn) = match self.reserve(count, OVERWRITE_RESERVE).await {
@@ -346,7 +391,8 @@ impl Shard {
             let guard = self.enter();
             let look = |page: &super::pointer::Page| page.get(at);
             let old = self.pointers(Source::Volume(volume), slot, look).await?.unwrap_or(Pointer::EMPTY);
-            let (result, mut block) = self.read_block(old, DmaBuf::uninit(BLOCK_BYTES)).await;
+            let (result, mut block) =
+                self.read_block(Source::Volume(volume), slot, old, DmaBuf::uninit(BLOCK_BYTES)).await;
             drop(guard);
             result?;
             block[offset..offset + data.len()].copy_from_slice(data);

@@ -324,6 +324,11 @@ impl Journal {
         self.tail..self.next
     }
 
+    /// The sequences that recovery would need, and that are written.
+    pub fn written(&self) -> std::ops::Range<u64> {
+        self.tail..self.written.0.max(self.tail)
+    }
+
     /// Blocks of the ring.
     pub fn size(&self) -> u64 {
         self.size

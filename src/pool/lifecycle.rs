@@ -177,17 +177,7 @@ pub(super) async fn read_labels(devices: &[Device]) -> Result<(Vec<Label>, Vec<S
         let (damage, label) = read_label(device).await?;
         let uri = &device.info().uri;
         let label = label.ok_or_else(|| PoolError::not_found(format!("{uri} holds no Rimrock pool")))?;
-        if !label.live {
-            return Err(PoolError::not_found(format!("the pool on {uri} was destroyed")));
-        }
-        if label.geometry.device_blocks * BLOCK > device.info().size {
-            return Err(PoolError::invalid(format!(
-                "{uri} has {} bytes, but pool '{}' was made for {}: the device has shrunk",
-                device.info().size,
-                label.name,
-                label.geometry.device_blocks * BLOCK
-            )));
-        }
+        unchanged_since(&label, device)?;
         if let Some(first) = labels.first()
             && first.pool != label.pool
         {
@@ -200,6 +190,23 @@ pub(super) async fn read_labels(devices: &[Device]) -> Result<(Vec<Label>, Vec<S
         notes.extend(damage);
     }
     Ok((labels, notes))
+}
+
+/// Refuses a device whose pool was destroyed, or that has become smaller than its label says.
+pub(super) fn unchanged_since(label: &Label, device: &Device) -> Result<(), PoolError> {
+    let uri = &device.info().uri;
+    if !label.live {
+        return Err(PoolError::not_found(format!("the pool on {uri} was destroyed")));
+    }
+    if label.geometry.device_blocks * BLOCK > device.info().size {
+        return Err(PoolError::invalid(format!(
+            "{uri} has {} bytes, but pool '{}' was made for {}: the device has shrunk",
+            device.info().size,
+            label.name,
+            label.geometry.device_blocks * BLOCK
+        )));
+    }
+    Ok(())
 }
 
 async fn write_labels(devices: &[Device], label: &Label) -> Result<(), PoolError> {
@@ -316,9 +323,9 @@ pub(super) async fn open(
 ) -> Result<String, PoolError> {
     let Setting { owners, reactor, page_limit, events } = setting;
     let geometry = label.geometry;
-    let opened = Catalog::open(label.pool, &owners.devices, geometry).await?;
-    damage.extend(opened.damage);
-    let mut records = Records::read(&opened.catalog, geometry, owners.devices.len())?;
+    let (catalog, notes) = Catalog::open(label.pool, &owners.devices, geometry).await?;
+    damage.extend(notes);
+    let mut records = Records::read(&catalog, geometry, owners.devices.len())?;
     let nodes: Vec<(NodeId, Lineage)> = records.nodes().map(|(id, node)| (id, node.lineage())).collect();
     let usage: HashMap<_, _> = records.volumes().map(|(id, _)| (id, Arc::default())).collect();
     let mut epoch = records.pool.epoch;
@@ -353,7 +360,7 @@ pub(super) async fn open(
     // Whatever was written before lies before the epoch that starts now.
     records.pool.epoch = epoch + 1;
     let (epoch, key, name) = (records.pool.epoch, owners.key, records.pool.name.clone());
-    let (uuid, devices, catalog) = (label.pool, label.devices.clone(), opened.catalog);
+    let (uuid, devices) = (label.pool, label.devices.clone());
     let home = Home::new(uuid, devices, geometry, Arc::clone(&owners), records, catalog, events);
     home.commit(Changes::default()).await?;
     home.damage.borrow_mut().extend(damage.iter().cloned());
@@ -378,6 +385,7 @@ pub(super) async fn open(
     let home = Rc::new(home);
     HOMES.with_borrow_mut(|homes| homes.insert(key, Rc::clone(&home)));
     home.resume();
+    home.resume_scrub().await;
     home.keep_watch();
     Ok(name)
 }

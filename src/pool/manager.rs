@@ -6,12 +6,16 @@ use std::future::Future;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use uuid::Uuid;
 
+use super::check::CheckOptions;
+use super::damage::DamageInfo;
 use super::diff::DiffPart;
 use super::error::{PoolError, PoolErrorKind};
 use super::event::EventSink;
+use super::finding::{CheckReport, Severity};
 use super::home::{Home, check_name};
 use super::info::{NodeInfo, PoolInfo, RollbackInfo, VolumeSpec};
 use super::lifecycle::{
@@ -19,6 +23,7 @@ use super::lifecycle::{
 };
 use super::local::Owners;
 use super::pointer::BLOCK_BYTES;
+use super::scrub::ScrubStatus;
 use super::volume::Volume;
 use crate::device::Device;
 use crate::memory::DmaBuf;
@@ -348,6 +353,11 @@ impl Pool {
         self.run(|home| async move { home.rollback(&volume, &snapshot, keep).await }).await
     }
 
+    /// How long the last snapshot or rollback since the pool was opened kept its volumes from starting writes.
+    pub async fn last_fence(&self) -> Result<Option<Duration>, PoolError> {
+        self.run(|home| async move { Ok(home.last_fence.get()) }).await
+    }
+
     /// Deletes a volume or a snapshot.
     pub async fn delete(&self, name: &str) -> Result<(), PoolError> {
         let name = name.to_owned();
@@ -421,9 +431,42 @@ impl Pool {
         .await
     }
 
-    /// Proves that what is in use is what the trees name, on the open pool. Returns what is wrong.
+    /// What is wrong with the pool, and on demand its repair, while it is in use.
+    pub async fn check(&self, options: CheckOptions) -> Result<CheckReport, PoolError> {
+        self.run(move |home| async move { home.examine(options).await }).await
+    }
+
+    /// What a check finds wrong, in words; what a crash leaves behind as a matter of course is not.
     pub async fn verify(&self) -> Result<Vec<String>, PoolError> {
-        self.run(|home| async move { home.verify().await }).await
+        let report = self.check(CheckOptions::default()).await?;
+        let wrong = report.findings.into_iter().filter(|finding| finding.severity > Severity::Note);
+        Ok(wrong.map(|finding| finding.what).collect())
+    }
+
+    /// Everything found damaged since the import, with where it is in which volumes and snapshots.
+    pub async fn damage(&self) -> Result<Vec<DamageInfo>, PoolError> {
+        self.run(|home| async move { home.damage_list().await }).await
+    }
+
+    /// Forgets the damage found so far.
+    pub async fn damage_clear(&self) -> Result<(), PoolError> {
+        self.run(|home| async move { home.damage_clear().await }).await
+    }
+
+    /// Starts to read everything in the background, at most `rate` bytes a second; lets a stopped scrub go on, unless
+    /// it shall begin anew.
+    pub async fn scrub_start(&self, rate: Option<u64>, anew: bool) -> Result<ScrubStatus, PoolError> {
+        self.run(move |home| async move { home.scrub_start(rate, anew).await }).await
+    }
+
+    /// Stops the scrub where it is.
+    pub async fn scrub_stop(&self) -> Result<ScrubStatus, PoolError> {
+        self.run(|home| async move { home.scrub_stop().await }).await
+    }
+
+    /// How the scrub stands.
+    pub async fn scrub_status(&self) -> Result<ScrubStatus, PoolError> {
+        self.run(|home| async move { Ok(home.scrub_status()) }).await
     }
 }
 

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use zerocopy::little_endian::{U64, U128};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-use super::pointer::{BLOCK_BYTES, Epoch, Pointer};
+use super::pointer::{BLOCK_BYTES, Epoch, LEAVES_MAX, Pointer};
 
 /// A node's number; never used again after the node is gone. 0 is never used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -90,7 +90,7 @@ const _: () = assert!(size_of::<RawBlock>() == BLOCK_BYTES);
 const INHERITED: Slot = Slot { root: Root::Inherited, referenced: 0, written: 0 };
 
 /// All nodes of one shard.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Nodes {
     lineage: BTreeMap<NodeId, Lineage>,
     children: HashMap<NodeId, BTreeSet<NodeId>>,
@@ -99,6 +99,8 @@ pub struct Nodes {
     /// For a node that inherits: the ancestor that owned the root when it was last looked for.
     hints: BTreeMap<NodeId, NodeId>,
     reaping: Option<Reaping>,
+    /// Nodes that were taken apart here and that the catalog still has.
+    reaped: BTreeSet<NodeId>,
     /// Blocks that a ghost's children have ceased to name since it was thinned.
     stale: HashMap<NodeId, u64>,
 }
@@ -119,6 +121,7 @@ impl Nodes {
         self.leave_parent(node);
         self.lineage.remove(&node);
         self.hints.remove(&node);
+        self.reaped.remove(&node);
         self.stale.remove(&node);
         if self.slots.remove(&node).is_some() {
             self.touch(node);
@@ -132,6 +135,7 @@ impl Nodes {
         };
         let gone: Vec<NodeId> = self.slots.iter().filter_map(gone).collect();
         for node in gone {
+            self.reaped.remove(&node);
             self.slots.remove(&node);
             self.touch(node);
         }
@@ -156,6 +160,32 @@ impl Nodes {
     /// The nodes known, in order.
     pub fn iter(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.lineage.keys().copied()
+    }
+
+    /// What the catalog says of a node.
+    pub fn lineage(&self, node: NodeId) -> Option<Lineage> {
+        self.lineage.get(&node).copied()
+    }
+
+    /// The nodes with a tree of their own, in order.
+    pub fn own_roots(&self) -> Vec<(NodeId, Pointer)> {
+        let own = self.slots.iter().filter_map(|(id, slot)| match slot.root {
+            Root::Own(root) => Some((*id, root)),
+            _ => None,
+        });
+        own.collect()
+    }
+
+    /// The nearest node above with a tree of its own, whatever was taken apart in between.
+    pub fn base(&self, node: NodeId) -> Option<NodeId> {
+        let mut at = self.parent(node);
+        while let Some(id) = at {
+            if let Root::Own(_) = self.slot(id).root {
+                return Some(id);
+            }
+            at = self.parent(id);
+        }
+        None
     }
 
     /// The nodes whose parent is `node`.
@@ -335,6 +365,14 @@ impl Nodes {
         0
     }
 
+    /// A deleted node that must be dealt with before any other: one that is being worked on, or was taken apart here and
+    /// perhaps not in other shards. Its parent would take it for an heir that has everything.
+    pub fn begun(&self) -> Option<Reaping> {
+        let reaped =
+            || self.reaped.first().map(|node| Reaping { node: *node, cursor: LEAVES_MAX, thinning: false });
+        self.reaping.or_else(reaped)
+    }
+
     /// The reaping under way.
     pub fn reaping(&self) -> Option<Reaping> {
         self.reaping
@@ -374,8 +412,15 @@ impl Nodes {
             }
         }
         self.slots.insert(node, Slot { root: Root::Reaped, referenced: 0, written: 0 });
+        self.reaped.insert(node);
         self.dirty.insert(node.0 / SLOTS_PER_BLOCK);
         self.reaping = None;
+    }
+
+    /// All records are to be written again.
+    pub fn touch_all(&mut self) {
+        let blocks: BTreeSet<u32> = self.slots.keys().map(|id| id.0 / SLOTS_PER_BLOCK).collect();
+        self.dirty.extend(blocks);
     }
 
     /// Record blocks changed since the last call.
@@ -422,6 +467,9 @@ impl Nodes {
     /// Loads record block `index`; false when a root has flags that this format does not know.
     pub fn load(&mut self, index: u32, stored: &[u8]) -> bool {
         let Ok(raw) = RawBlock::ref_from_bytes(stored) else { return false };
+        if index > u32::MAX / SLOTS_PER_BLOCK {
+            return false;
+        }
         for (i, slot) in raw.slots.iter().enumerate() {
             let root = Pointer::from_raw(slot.root.get());
             if root.flags() != 0 {
@@ -433,6 +481,9 @@ impl Nodes {
                 (false, _) => Root::Own(root),
             };
             let id = NodeId(index * SLOTS_PER_BLOCK + i as u32);
+            if root == Root::Reaped {
+                self.reaped.insert(id);
+            }
             self.slots
                 .insert(id, Slot { root, referenced: slot.referenced.get(), written: slot.written.get() });
         }

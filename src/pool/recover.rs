@@ -106,16 +106,8 @@ impl Shard {
     pub async fn open(place: Place, known: Known) -> Result<Shard, RecoverError> {
         let index = place.shard;
         let io = |source| RecoverError::Io { shard: index, source };
-        let state = State::new(place.pool, index, place.geometry, place.page_limit, 0);
-        let mut shard = Shard::new(place.pool, place.devices.clone(), place.geometry, state);
-        let root = shard.find_root().await?;
-        {
-            let mut state = State::new(place.pool, index, place.geometry, place.page_limit, root.journal);
-            state.adopt(&root);
-            shard.durable_generation.set(root.generation);
-            *shard.state.get_mut() = state;
-        }
-        shard.learn(&known);
+        let root = Shard::blank(&place).find_root().await?;
+        let shard = Shard::at_root(&place, &known, &root);
         shard.open_stage();
         shard.load_records(Object::Nodes).await?;
         shard.state.borrow_mut().nodes.forget_unknown();
@@ -126,6 +118,23 @@ impl Shard {
             Ok(()) | Err(IoError::CapacityExceeded) => Ok(shard),
             Err(error) => Err(io(error)),
         }
+    }
+
+    /// A shard of which nothing is known but its place.
+    pub fn blank(place: &Place) -> Shard {
+        let state = State::new(place.pool, place.shard, place.geometry, place.page_limit, 0);
+        Shard::new(place.pool, place.devices.clone(), place.geometry, state)
+    }
+
+    /// A shard as a root says it is, before its records were read and its journal was replayed.
+    pub fn at_root(place: &Place, known: &Known, root: &RootRecord) -> Shard {
+        let mut state = State::new(place.pool, place.shard, place.geometry, place.page_limit, root.journal);
+        state.adopt(root);
+        let shard = Shard::new(place.pool, place.devices.clone(), place.geometry, state);
+        shard.durable_generation.set(root.generation);
+        shard.committed.set(Some(*root));
+        shard.learn(known);
+        shard
     }
 
     fn learn(&self, known: &Known) {
@@ -153,38 +162,25 @@ impl Shard {
 
     /// The newest whole root. A copy that differs from its twin is named.
     async fn find_root(&self) -> Result<RootRecord, RecoverError> {
-        let mut best: Option<RootRecord> = None;
-        let mut torn = Vec::new();
+        let copies = self.root_copies().await;
         for slot in 0..2 {
-            let mut found = Vec::new();
-            for (copy, device) in self.copies().into_iter().enumerate() {
-                let block = self.geometry.root_slot(copy as u64, self.index, slot);
-                let offset = block * BLOCK_BYTES as u64;
-                let bytes = super::copy::read(device, offset, BLOCK_BYTES).await;
-                found.push((RootRecord::decode(self.pool, self.index, &bytes), offset, device));
-            }
-            let newest = found.iter().filter_map(|(root, ..)| *root).max_by_key(|root| root.generation);
-            if let Some(newest) = newest {
-                for (root, offset, device) in &found {
-                    if *root != Some(newest) {
-                        torn.push(format!(
-                            "root of shard {} at byte {offset} of {} is damaged or out of date; its other copy was used",
-                            self.index,
-                            device.info().uri
-                        ));
-                    }
-                }
-                if best.is_none_or(|best| newest.generation > best.generation) {
-                    best = Some(newest);
-                }
+            let of_slot = || copies.iter().filter(|copy| copy.slot == slot);
+            let newest = of_slot().filter_map(|copy| copy.root).max_by_key(|root| root.generation);
+            for copy in of_slot().filter(|copy| newest.is_some() && copy.root != newest) {
+                self.report(format!(
+                    "root of shard {} at byte {} of {} is damaged or out of date; its other copy was used",
+                    self.index,
+                    copy.offset,
+                    self.copies()[copy.copy].info().uri
+                ));
             }
         }
-        torn.into_iter().for_each(|text| self.report(text));
-        best.ok_or(RecoverError::NoRoot { shard: self.index })
+        let newest = copies.iter().filter_map(|copy| copy.root).max_by_key(|root| root.generation);
+        newest.ok_or(RecoverError::NoRoot { shard: self.index })
     }
 
     /// Loads all node records or all bitmaps. Their pages stay in memory.
-    async fn load_records(&self, object: Object) -> Result<(), RecoverError> {
+    pub(super) async fn load_records(&self, object: Object) -> Result<(), RecoverError> {
         let root = self.state.borrow_mut().root(object);
         let mut stack = vec![(root, LEVELS, 0u64)];
         while let Some((pointer, level, index)) = stack.pop() {
@@ -216,15 +212,20 @@ impl Shard {
         Ok(())
     }
 
-    async fn replay(&self, from: u64) -> Result<(), RecoverError> {
+    pub(super) async fn replay(&self, from: u64) -> Result<(), RecoverError> {
         let blocks = self.read_journal(from).await?;
         let durable = blocks.last().map_or(from, |block| block.durable);
         let mut renamed: HashMap<NodeId, NodeId> = HashMap::new();
         let mut newest: Epoch = self.state.borrow().epoch;
         for block in blocks {
             let certain = block.sequence < durable;
-            for record in block.records {
-                newest = newest.max(self.replay_record(record, certain, &mut renamed).await?);
+            // One after the other, a journal's worth of small reads would take seconds.
+            let arrived = match certain {
+                true => block.records.iter().map(|_| Ok(true)).collect(),
+                false => super::join::all(block.records.iter().map(|record| self.has_arrived(record))).await,
+            };
+            for (record, arrived) in block.records.into_iter().zip(arrived) {
+                newest = newest.max(self.replay_record(record, arrived, &mut renamed).await?);
             }
         }
         self.state.borrow_mut().epoch = newest;
@@ -274,11 +275,11 @@ impl Shard {
         Ok(blocks)
     }
 
-    /// Applies one record. Returns its epoch.
+    /// Applies one record; what it maps must have `arrived`. Returns its epoch.
     async fn replay_record(
         &self,
         record: Record,
-        certain: bool,
+        arrived: Result<bool, RecoverError>,
         renamed: &mut HashMap<NodeId, NodeId>,
     ) -> Result<Epoch, RecoverError> {
         let resolve = |node: NodeId, renamed: &HashMap<NodeId, NodeId>| {
@@ -299,7 +300,7 @@ impl Shard {
             Record::Map { node, slot, block, birth, crcs } => {
                 let node = resolve(node, renamed);
                 // A node that the catalog no longer has was deleted; so was all that was written to it.
-                if known(node) && (certain || self.data_arrived(block, &crcs).await?) {
+                if known(node) && arrived? {
                     self.make_ready(node, slot).await?;
                     let extent = Extent { block, count: crcs.len() as u32 };
                     let mut state = self.state.borrow_mut();
@@ -337,6 +338,13 @@ impl Shard {
                     return Err(self.contradiction("no metadata space is left to replay the journal"));
                 }
             }
+        }
+    }
+
+    async fn has_arrived(&self, record: &Record) -> Result<bool, RecoverError> {
+        match record {
+            Record::Map { block, crcs, .. } => self.data_arrived(*block, crcs).await,
+            Record::Seal { .. } | Record::Unmap { .. } => Ok(true),
         }
     }
 

@@ -169,6 +169,30 @@ impl Regions {
         }
     }
 
+    /// What the table says twice or against itself.
+    pub fn contradictions(&self) -> Vec<String> {
+        let owner = |id: RegionId| self.owners.get(usize::from(id.vdev()))?.get(id.index() as usize).copied();
+        let mut wrong = Vec::new();
+        for (vdev, owners) in self.owners.iter().enumerate() {
+            for (index, of) in owners.iter().enumerate() {
+                let id = RegionId::new(vdev as u8, index as u32);
+                let (other, expected, what) = match *of {
+                    Owner::Metadata(shard, twin) => (twin, Owner::Twin(shard, id), "second copies"),
+                    Owner::Twin(shard, first) => (first, Owner::Metadata(shard, id), "first copies"),
+                    _ => continue,
+                };
+                if other == id || owner(other) != Some(expected) {
+                    wrong.push(format!(
+                        "region {index} of device {vdev} has its {what} in region {} of device {}, which is for something else",
+                        other.index(),
+                        other.vdev()
+                    ));
+                }
+            }
+        }
+        wrong
+    }
+
     /// Takes data regions back.
     pub fn give_back(&mut self, shard: u16, regions: &[RegionId]) {
         for id in regions {

@@ -16,10 +16,13 @@ use std::sync::atomic::AtomicU64;
 use uuid::Uuid;
 
 use super::cache::Missing;
+use super::damage::{Damage, DamageLog, DamageState, Spot};
+use super::finding::{Kind, Place};
 use super::journal::{Journal, JournalBlock, decode_block};
 use super::label::Geometry;
 use super::node::{Lineage, NodeId};
 use super::pointer::{BLOCK_BYTES, Block, Epoch, Page, Pointer};
+use super::root::RootRecord;
 use super::sabotage::{Sabotage, is};
 use super::space::{Ask, RegionId, RegionKind, SpaceError, Use};
 use super::stage::Stage;
@@ -70,11 +73,23 @@ pub struct Shard {
     /// Reads under way, by the generation in which they began.
     reads: RefCell<BTreeMap<u64, u32>>,
     regions: RefCell<Option<Rc<dyn Regions>>>,
-    /// Texts that name damage found and what was done.
-    damage: RefCell<Vec<String>>,
+    /// Texts that name what else went wrong.
+    notes: RefCell<Vec<String>>,
+    /// Damage found, and what was done.
+    pub(super) damage: RefCell<DamageLog>,
+    /// The last durable commit, as its root slot has it.
+    pub(super) committed: Cell<Option<RootRecord>>,
+    /// Checks under way, which keep freed blocks from being used again.
+    pinned: Cell<u32>,
+    /// Writes wait for such blocks.
+    pressed: Cell<bool>,
+    /// Damaged copies are written again when they are met.
+    pub(super) heals: Cell<bool>,
     /// Set by the first error after which the shard in memory can no longer be trusted.
     fault: Cell<Option<&'static str>>,
     pub(super) closed: Cell<bool>,
+    /// Reads and writes of hosts so far, by which the background sees that it is not alone.
+    pub(super) served: Cell<u64>,
     /// Where the journal's newest records outlive this process; none when the devices do not either.
     stage: RefCell<Option<Stage>>,
     /// The pool has no region left for this shard; cleared when space returns.
@@ -126,9 +141,15 @@ impl Shard {
             commit_covers: Cell::new(0),
             reads: RefCell::default(),
             regions: RefCell::new(None),
+            notes: RefCell::default(),
             damage: RefCell::default(),
+            committed: Cell::new(None),
+            pinned: Cell::new(0),
+            pressed: Cell::new(false),
+            heals: Cell::new(true),
             fault: Cell::new(None),
             closed: Cell::new(false),
+            served: Cell::new(0),
             stage: RefCell::new(None),
             full: Cell::new(false),
             scarce: Cell::new(false),
@@ -144,6 +165,11 @@ impl Shard {
             Ok(stage) => *self.stage.borrow_mut() = Some(stage),
             Err(error) => self.lose_stage(&error),
         }
+    }
+
+    /// Looks at a stage that an earlier process left behind, and leaves it as it is.
+    pub(super) fn peek_stage(&self) {
+        *self.stage.borrow_mut() = Stage::peek(self.pool, self.index);
     }
 
     fn lose_stage(&self, error: &std::io::Error) {
@@ -185,17 +211,89 @@ impl Shard {
         *self.regions.borrow_mut() = Some(regions);
     }
 
-    /// Damage found since the shard was opened.
+    /// What went wrong since the shard was opened, damage last.
     pub fn damage(&self) -> Vec<String> {
-        self.damage.borrow().clone()
+        let mut texts = self.notes.borrow().clone();
+        texts.extend(self.damage.borrow().texts());
+        texts
     }
 
     pub(super) fn report(&self, text: String) {
         tracing::warn!(pool = %self.pool, shard = self.index, "{text}");
-        let mut damage = self.damage.borrow_mut();
-        if damage.len() < 1000 && !damage.contains(&text) {
-            damage.push(text);
+        let mut notes = self.notes.borrow_mut();
+        if notes.len() < 1000 && !notes.contains(&text) {
+            notes.push(text);
         }
+    }
+
+    /// Keeps damage that was come upon. What is known already is only counted.
+    pub(super) fn damaged(
+        &self,
+        kind: Kind,
+        state: DamageState,
+        block: Block,
+        what: String,
+        spot: Option<Spot>,
+        epoch: Option<Epoch>,
+    ) {
+        let uri = self.devices.get(block.vdev()).map_or("?", |device| device.info().uri.as_str());
+        let place = Place { device: uri.to_owned(), offset: block.offset(), length: BLOCK_BYTES as u64 };
+        self.keep_damage(kind, state, place, what, spot, epoch);
+    }
+
+    /// As [`damaged`](Shard::damaged), of what no tree leads to.
+    pub(super) fn damaged_at(&self, kind: Kind, state: DamageState, place: Place, what: String) {
+        self.keep_damage(kind, state, place, what, None, None);
+    }
+
+    fn keep_damage(
+        &self,
+        kind: Kind,
+        state: DamageState,
+        place: Place,
+        what: String,
+        spot: Option<Spot>,
+        epoch: Option<Epoch>,
+    ) {
+        let since = crate::reactor::unix_now();
+        let what = format!("{what} (byte {} of {})", place.offset, place.device);
+        let news = what.clone();
+        let damage = Damage { kind, state, place, spot, epoch, what, since, seen: since, times: 1 };
+        if self.damage.borrow_mut().add(damage) {
+            tracing::warn!(pool = %self.pool, shard = self.index, "{news}");
+        }
+    }
+
+    /// Keeps everything that the last commit names from being written over, until [`unpin`](Shard::unpin). Gives that
+    /// commit's root.
+    pub(super) async fn pin(&self) -> Result<(RootRecord, u64), IoError> {
+        let _idle = self.commit_lock.acquire(1).await;
+        self.check()?;
+        let root = self.committed.get().ok_or(IoError::Gone)?;
+        let guard = self.enter();
+        let generation = guard.generation;
+        std::mem::forget(guard);
+        self.pinned.set(self.pinned.get() + 1);
+        Ok((root, generation))
+    }
+
+    /// Ends what [`pin`](Shard::pin) began.
+    pub(super) fn unpin(&self, generation: u64) {
+        self.pinned.set(self.pinned.get().saturating_sub(1));
+        if self.pinned.get() == 0 {
+            self.pressed.set(false);
+        }
+        drop(ReadGuard { shard: self, generation });
+    }
+
+    /// Whether a check keeps freed blocks from being used again.
+    pub(super) fn is_pinned(&self) -> bool {
+        self.pinned.get() > 0
+    }
+
+    /// Whether writes wait for blocks that a check keeps.
+    pub(super) fn is_pressed(&self) -> bool {
+        self.pressed.get()
     }
 
     /// The shard cannot go on: what is in memory and what is on the devices no longer fit together.
@@ -231,8 +329,7 @@ impl Shard {
     pub(super) fn release(&self) {
         let oldest = self.reads.borrow().keys().next().copied().unwrap_or(u64::MAX);
         let oldest = if is(Sabotage::ForgetReads) { u64::MAX } else { oldest };
-        let durable = if is(Sabotage::FreeEarly) { u64::MAX } else { self.durable_generation.get() };
-        let upto = durable.min(oldest.saturating_sub(1));
+        let upto = self.durable_generation.get().min(oldest.saturating_sub(1));
         if self.state.borrow_mut().space.release(upto) > 0 {
             self.full.set(false);
             self.changed.notify();
@@ -272,15 +369,7 @@ impl Shard {
             match result {
                 Ok(()) if crc32c::crc32c(&bytes) == pointer.crc() => {
                     if copy == 1 {
-                        self.report(format!(
-                            "metadata block at byte {} of {} is damaged; its second copy was used and it is rewritten",
-                            first.offset(),
-                            self.device(first)?.info().uri,
-                        ));
-                        let healed = DmaBuf::copy_of(&bytes).freeze();
-                        if let Err(error) = self.device(first)?.write(first.offset(), healed).await {
-                            self.report(format!("that block could not be rewritten: {error}"));
-                        }
+                        self.heal(first, &bytes, pointer).await;
                     }
                     return Ok(bytes);
                 }
@@ -288,12 +377,20 @@ impl Shard {
                 Err(error) => failure = error,
             }
         }
-        self.report(format!(
-            "metadata block at byte {} of {} is damaged in both copies",
-            first.offset(),
-            self.device(first)?.info().uri
-        ));
+        let what = "metadata block is damaged in both copies".to_owned();
+        self.damaged(Kind::Page, DamageState::Lost, first, what, None, Some(pointer.birth()));
         Err(failure)
+    }
+
+    /// Writes a damaged first copy again.
+    async fn heal(&self, first: Block, good: &[u8], pointer: Pointer) {
+        let healed = self.heals.get() && self.rewrite(first, good, pointer.crc()).await;
+        let (state, done) = match healed {
+            true => (DamageState::Healed, "it was written again from its second copy"),
+            false => (DamageState::Degraded, "its second copy was used; it could not be written again"),
+        };
+        let what = format!("metadata block is damaged; {done}");
+        self.damaged(Kind::Metadata, state, first, what, None, Some(pointer.birth()));
     }
 
     /// The device that a block lies on; a pointer may name one that is not there.
@@ -390,7 +487,10 @@ impl Shard {
             };
             match (free > before, waits) {
                 (true, _) => return Ok(()),
-                (false, true) => self.changed.wait().await,
+                (false, true) => {
+                    self.pressed.set(self.is_pinned());
+                    self.changed.wait().await;
+                }
                 (false, false) => break,
             }
             self.check()?;
@@ -460,8 +560,7 @@ impl Shard {
         }
     }
 
-    /// First half of the fence: no change of these volumes' maps from now on until [`seal`](Shard::seal) or
-    /// [`open_fence`](Shard::open_fence).
+    /// First half of the fence: no change of these volumes' maps from now on until [`seal`](Shard::seal).
     pub fn fence(&self, volumes: &[VolumeId]) {
         let mut state = self.state.borrow_mut();
         for volume in volumes.iter().filter(|_| !(is(Sabotage::SealLate) && self.index == 0)) {
@@ -493,18 +592,6 @@ impl Shard {
         state.epoch = state.epoch.max(epoch);
         drop(state);
         self.changed.notify();
-    }
-
-    /// Gives the fence up without a seal.
-    pub fn open_fence(&self, volumes: &[VolumeId]) {
-        let mut state = self.state.borrow_mut();
-        for volume in volumes {
-            if let Some(volume) = state.volumes.get_mut(volume) {
-                volume.held = false;
-            }
-        }
-        drop(state);
-        self.settle();
     }
 
     /// The catalog knows of the seal: commits may go on.

@@ -19,6 +19,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::label::Geometry;
 use super::pointer::{BLOCK_BYTES, Block, FANOUT};
+use super::sabotage::{Sabotage, is};
 
 /// A region: the vdev in the top 8 of 32 bits, its index on that vdev below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -173,29 +174,11 @@ impl Space {
 
     /// Loads the stored form of a region that was [added](Space::add) before.
     pub fn load(&mut self, id: RegionId, stored: &[u8]) -> Result<(), &'static str> {
-        let raw = RawRegion::ref_from_bytes(stored).map_err(|_| "a region record is one block")?;
-        if raw.magic != MAGIC || raw.region.get() != id.0 || raw.shard.get() != self.shard {
-            return Err("a region record names another region or shard");
-        }
-        if raw.blocks.get() != self.geometry.region_blocks {
-            return Err("a region record has another region size");
-        }
-        let Some(region) = self.regions.get_mut(&id) else {
+        if !self.regions.contains_key(&id) {
             return Err("a region record without its region");
-        };
-        let kind = region.kind;
-        for (word, bytes) in region.used.iter_mut().zip(raw.bits.chunks_exact(8)) {
-            *word = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
         }
-        let used: u32 = region.used.iter().map(|word| word.count_ones()).sum();
-        if used != raw.used.get() {
-            return Err("a region record's count does not fit its bitmap");
-        }
-        region.free -= used;
-        region.used_count = used;
-        let pool = self.pool_mut(kind);
-        pool.free -= u64::from(used);
-        pool.used += u64::from(used);
+        let used = Space::decode(&self.geometry, self.shard, id, stored)?;
+        self.set_used(id, &used);
         Ok(())
     }
 
@@ -340,6 +323,9 @@ impl Space {
             Some(held) if held.generation == generation => held.blocks.push(block),
             _ => self.queue.push_back(Held { generation, blocks: vec![block] }),
         }
+        if is(Sabotage::FreeEarly) {
+            self.release(u64::MAX);
+        }
         Ok(())
     }
 
@@ -430,12 +416,63 @@ impl Space {
     }
 
     /// Every used block, in order.
+    #[cfg(test)]
     pub fn used_blocks(&self) -> impl Iterator<Item = Block> + '_ {
         self.regions.values().flat_map(move |region| {
             (0..self.geometry.region_blocks)
                 .filter(|offset| region.used[*offset as usize / 64] & (1 << (offset % 64)) != 0)
                 .map(|offset| region.first.add(u64::from(offset)))
         })
+    }
+
+    /// The blocks in use of every region, one bit each, the region's first block in the lowest bit of the first word.
+    pub fn used_bits(&self) -> impl Iterator<Item = (RegionId, RegionKind, &[u64])> + '_ {
+        self.regions.iter().map(|(id, region)| (*id, region.kind, region.used.as_slice()))
+    }
+
+    /// The bitmap in the stored form of a region, if that is whole and is `shard`'s.
+    pub fn decode(
+        geometry: &Geometry,
+        shard: u16,
+        id: RegionId,
+        stored: &[u8],
+    ) -> Result<Vec<u64>, &'static str> {
+        let raw = RawRegion::ref_from_bytes(stored).map_err(|_| "a region record is one block")?;
+        if raw.magic != MAGIC || raw.region.get() != id.0 || raw.shard.get() != shard {
+            return Err("a region record names another region or shard");
+        }
+        if raw.blocks.get() != geometry.region_blocks {
+            return Err("a region record has another region size");
+        }
+        let words = geometry.region_blocks as usize / 64;
+        let (bits, beyond) = raw.bits.split_at(words * 8);
+        let used: Vec<u64> = bits
+            .chunks_exact(8)
+            .map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
+            .collect();
+        let count: u32 = used.iter().map(|word| word.count_ones()).sum();
+        if count != raw.used.get() || beyond.iter().any(|byte| *byte != 0) {
+            return Err("a region record's count does not fit its bitmap");
+        }
+        Ok(used)
+    }
+
+    /// Takes over the blocks in use of a region that was [added](Space::add) before.
+    pub fn set_used(&mut self, id: RegionId, bits: &[u64]) {
+        let Some(region) = self.regions.get_mut(&id) else { return };
+        let kind = region.kind;
+        let used: u32 = bits.iter().map(|word| word.count_ones()).sum();
+        region.used.copy_from_slice(bits);
+        region.free -= used;
+        region.used_count = used;
+        let pool = self.pool_mut(kind);
+        pool.free -= u64::from(used);
+        pool.used += u64::from(used);
+    }
+
+    /// The stored forms of all regions are to be written again.
+    pub fn touch_all(&mut self) {
+        self.dirty.extend(self.regions.keys().copied());
     }
 
     /// The regions owned.

@@ -2,7 +2,10 @@
 //! snapshots; and the space adds up.
 #![forbid(unsafe_code)]
 
+mod check;
+mod decoders;
 mod diff;
+mod format;
 mod full;
 mod ghosts;
 mod model;
@@ -15,7 +18,7 @@ use std::rc::Rc;
 
 use crate::device::{Device, OpenOptions};
 use crate::memory::DmaBuf;
-use crate::pool::{Pool, PoolManager, PoolOptions, VolumeSpec};
+use crate::pool::{CheckOptions, Pool, PoolManager, PoolOptions, VolumeSpec};
 use crate::reactor::block_on;
 
 /// A blank device of `mib` MiB.
@@ -64,8 +67,8 @@ async fn read(pool: &Pool, volume: &str, offset: u64, len: usize) -> Vec<u8> {
 }
 
 async fn assert_sound(pool: &Pool) {
-    let wrong = pool.verify().await.unwrap();
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let report = pool.check(CheckOptions::default()).await.unwrap();
+    assert!(report.findings.is_empty(), "{:#?}", report.findings);
 }
 
 /// Waits until the background work that deleting calls for is done.

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::layout::{BLOCK, Version};
+use super::life::BALLAST;
 use super::operator::{deleted, renamed, rolled_back};
 use super::world::{Doubt, World, read_run};
 use crate::pool::{NodeInfo, NodeKind, Pool};
@@ -142,13 +143,14 @@ fn resolve(world: &World, listed: &[NodeInfo]) {
 
 /// After an import: everything is there and as it must be. `crashed` says that the pool was not closed in order.
 pub(super) async fn check_all(world: &World, pool: &Pool, crashed: bool) {
-    let listed = match pool.nodes().await {
+    let mut listed = match pool.nodes().await {
         Ok(listed) => listed,
         Err(error) => {
             world.refused_by_pool("listing", &error);
             return;
         }
     };
+    listed.retain(|node| node.name != BALLAST);
     world.model.borrow_mut().watchers = 0;
     resolve(world, &listed);
     let found: BTreeSet<(String, bool)> =
@@ -233,7 +235,8 @@ pub(super) async fn check_emptied(world: &World, pool: &Pool) {
         let model = world.model.borrow();
         model.volumes.keys().chain(model.snapshots.keys()).cloned().collect()
     };
-    for name in names {
+    let ballast = pool.find(BALLAST).await.is_ok().then(|| BALLAST.to_owned());
+    for name in names.into_iter().chain(ballast) {
         match pool.delete(&name).await {
             Ok(()) => deleted(world, &name),
             Err(error) => {

@@ -11,12 +11,15 @@ use super::hosts::host;
 use super::model::Model;
 use super::operator::operate;
 use super::world::World;
-use crate::device::{SimDisks, SimFaults};
-use crate::pool::{PoolManager, PoolOptions};
+use crate::device::{IoError, SimDisks, SimFaults};
+use crate::memory::DmaBuf;
+use crate::pool::{Pool, PoolError, PoolManager, PoolOptions, VolumeSpec};
 use crate::reactor::SimReactors;
 
 /// A life that goes on for longer stands still.
 const LONGEST: Duration = Duration::from_secs(4 * 3600);
+/// A volume that only takes up space.
+pub(super) const BALLAST: &str = "ballast";
 const STEPS_MAX: u64 = 50_000_000;
 
 /// What kind of life it is.
@@ -26,8 +29,12 @@ pub(super) struct Plan {
     pub hosts: usize,
     pub operations: u64,
     pub cache_bytes: u64,
+    /// Snapshots to keep at most.
+    pub snapshots_max: usize,
     /// Create the pool with these options.
     pub create: Option<PoolOptions>,
+    /// Fill the new pool until only so many bytes are free.
+    pub leave_free: Option<u64>,
     pub faults: SimFaults,
     /// The last life closed the pool in order.
     pub was_closed: bool,
@@ -103,6 +110,31 @@ pub(super) fn live(
     }
 }
 
+/// Takes up space with a volume that nobody looks at, so that what is freed must soon be used again.
+async fn fill_up(world: &World, pool: &Pool, leave: u64) {
+    let size = 1 << 30;
+    let spec = VolumeSpec { name: BALLAST.into(), size, block_size: 4096, write_cache: true, uuid: None };
+    let filled = async {
+        pool.volume_create(spec).await?;
+        let ballast = pool.open(BALLAST).await?;
+        let mut at = 0;
+        while at < size && pool.info().await?.free > leave {
+            let mut data = DmaBuf::uninit(1 << 20);
+            data.fill(7);
+            match ballast.write(at, data.freeze(), false).await {
+                Ok(()) => at += 1 << 20,
+                Err(IoError::CapacityExceeded) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        ballast.flush().await?;
+        Ok::<(), PoolError>(())
+    };
+    if let Err(error) = filled.await {
+        world.complain(format!("filling the pool: {error}"));
+    }
+}
+
 /// Opens the pool, looks at everything, lets the others work, and ends it all.
 async fn manage(world: Rc<World>, disks: SimDisks, plan: Plan) {
     let devices = disks.open();
@@ -117,6 +149,9 @@ async fn manage(world: Rc<World>, disks: SimDisks, plan: Plan) {
             return;
         }
     };
+    if let Some(leave) = plan.leave_free.filter(|_| plan.create.is_some()) {
+        fill_up(&world, &pool, leave).await;
+    }
     check::check_all(&world, &pool, !plan.was_closed).await;
     *world.pool.borrow_mut() = Some(pool.clone());
     if plan.operations > 0 && world.goes_on() {

@@ -11,9 +11,8 @@ use super::check;
 use super::world::{Doubt, World};
 use crate::pool::{Pool, PoolError, VolumeSpec};
 
-/// Volumes and snapshots that a run keeps at most.
+/// Volumes that a run keeps at most.
 const VOLUMES_MAX: usize = 4;
-const SNAPSHOTS_MAX: usize = 9;
 
 /// The operator, until the operations are used up.
 pub(super) async fn operate(world: Rc<World>) {
@@ -46,12 +45,13 @@ async fn one(world: &Rc<World>, pool: &Arc<Pool>, chance: &mut Chance, serial: u
         let model = world.model.borrow();
         (model.volumes.len(), model.snapshots.len())
     };
+    let snapshots_max = world.snapshots_max;
     match chance.below(24) {
         _ if volumes == 0 => create(world, pool, chance).await,
         0 | 1 if volumes < VOLUMES_MAX => create(world, pool, chance).await,
-        2..=8 if snapshots < SNAPSHOTS_MAX => take(world, pool, chance).await,
+        2..=8 if snapshots < snapshots_max => take(world, pool, chance).await,
         9 | 10 if volumes < VOLUMES_MAX => clone(world, pool, chance).await,
-        11..=13 if snapshots < SNAPSHOTS_MAX => rollback(world, pool, chance).await,
+        11..=13 if snapshots < snapshots_max => rollback(world, pool, chance).await,
         14 if volumes > 1 => {
             let Some(name) = volume(world, chance) else { return };
             world.shut(&name).await;

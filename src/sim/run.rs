@@ -74,8 +74,9 @@ impl Run {
         let mut chance = Chance::new(seed);
         let devices = 1 + chance.below(3) as usize;
         let write_cache = chance.happens(3, 4);
+        let slow_reads = chance.happens(1, 4);
         let size = (64 + chance.below(3) * 16) * MIB;
-        let specs = (0..devices).map(|_| SimSpec { size, write_cache, latency: true }).collect();
+        let specs = (0..devices).map(|_| SimSpec { size, write_cache, latency: true, slow_reads }).collect();
         let shards = 1 + chance.below(5) as u16;
         let create = PoolOptions { shards: Some(shards), ..PoolOptions::default() };
         let plan = Plan {
@@ -83,7 +84,10 @@ impl Run {
             hosts: 2 + chance.below(5) as usize,
             operations: 0,
             cache_bytes: 1 + chance.below(2) * (16 << 20),
+            snapshots_max: [1, 3, 9][chance.below(3) as usize],
             create: Some(create),
+            // In every other run, what is freed is soon used again.
+            leave_free: chance.happens(1, 2).then(|| (4 + chance.below(20)) * MIB),
             faults: SimFaults::default(),
             was_closed: true,
             rotten: false,

@@ -36,3 +36,35 @@ fn a_power_cut_at_any_step_of_a_short_run_loses_nothing() {
     let report = every_step(&options(3, 40), |_, _| ()).unwrap_or_else(|failure| panic!("{failure}"));
     assert!(report.cuts > 100, "{report:?}");
 }
+
+/// The simulator must find each fault that is put into the pool on purpose.
+#[test]
+fn every_sabotage_is_found() {
+    use crate::pool::sabotage::{self, Sabotage::*};
+    // With the seed that finds it, as the pool is now; if it finds it no more, others are tried.
+    let all = [
+        (SkipFlush, 7),
+        (RootFirst, 25),
+        (FreeEarly, 9),
+        (ForgetReads, 57),
+        (SealLate, 1),
+        (ForgetHold, 122),
+        (ForgetSnapshotFlush, 40),
+        (ForgetTrim, 1),
+        (TrustRecords, 106),
+    ];
+    for (what, first) in all {
+        let found = (first..first + 300).find_map(|seed| {
+            sabotage::set(Some(what));
+            let result = std::panic::catch_unwind(|| run(&options(seed, 2000)));
+            sabotage::set(None);
+            match result {
+                Ok(Ok(_)) => None,
+                Ok(Err(failure)) => Some(failure.to_string()),
+                Err(_) => Some(format!("seed {seed}: it panicked")),
+            }
+        });
+        println!("{what:?}: {found:?}");
+        assert!(found.is_some(), "{what:?} goes unnoticed");
+    }
+}

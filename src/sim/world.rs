@@ -68,6 +68,8 @@ pub(super) struct World {
     pub closed: Cell<bool>,
     /// Devices fail now and then.
     pub faulty: bool,
+    /// Snapshots to keep at most.
+    pub snapshots_max: usize,
     /// Say what is done to the tree.
     pub trace: bool,
     /// Bits were flipped.
@@ -112,6 +114,7 @@ impl World {
             finished: Cell::new(false),
             closed: Cell::new(false),
             faulty: plan.faults.reads + plan.faults.writes + plan.faults.flushes > 0,
+            snapshots_max: plan.snapshots_max,
             trace: plan.trace,
             rotten: Cell::new(plan.rotten),
             either: RefCell::new(None),

@@ -175,7 +175,12 @@ fn rig_on(disks: &SimDisks, on_volume: bool, is_new: bool) -> Rig {
 
 /// Writes without a flush, cuts the power after the last answer, and counts the blocks that are not what was written.
 fn lost_blocks(seed: u64, on_volume: bool, caching: Caching) -> usize {
-    let spec = SimSpec { size: 128 << 20, write_cache: true, latency: caching == Caching::OffMeanwhile };
+    let spec = SimSpec {
+        size: 128 << 20,
+        write_cache: true,
+        latency: caching == Caching::OffMeanwhile,
+        slow_reads: false,
+    };
     let disks = SimDisks::new(seed, vec![spec]);
     let rig = rig_on(&disks, on_volume, true);
     let (mut admin, mut io) = rig.connect_as(HOSTNQN, 512);

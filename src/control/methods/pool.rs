@@ -7,7 +7,7 @@ use crate::control::error::RpcError;
 use crate::control::lookup::pool_error;
 use crate::control::schema::{Kind, Param, Params, optional, required};
 use crate::control::table::{Chapter, Method};
-use crate::pool::PoolOptions;
+use crate::pool::{CheckOptions, PoolOptions};
 use serde_json::{Value, json};
 use std::rc::Rc;
 
@@ -98,6 +98,101 @@ pub const CHAPTER: Chapter = Chapter {
             },
         },
         Method {
+            name: "pool_check",
+            summary: "Checks a pool while it is in use: that each block in use has one owner, that every copy of all \
+                      metadata fits its checksum, that all counts and the catalog agree with a walk over everything.",
+            params: &[
+                required("name", Kind::Name, "The pool's name or UUID."),
+                optional(
+                    "repair",
+                    Kind::Bool,
+                    "Write again what can be derived: damaged copies, bitmaps, counts. Nothing is dropped.",
+                ),
+                optional("data", Kind::Bool, "Read every block of data too."),
+            ],
+            result: "what was found: `clean`, `findings` (each with `severity`, `kind`, `what`, `place`, `extents`, \
+                     `cost`, `repairable`, `repaired`), and how much was looked at.",
+            run: |daemon, params| {
+                Box::pin(async move {
+                    let pool = daemon.pool_named(params.text("name")?)?;
+                    let options = CheckOptions {
+                        repair: params.bool_opt("repair")?.unwrap_or(false),
+                        data: params.bool_opt("data")?.unwrap_or(false),
+                    };
+                    Ok(json!(pool.check(options).await.map_err(pool_error)?))
+                })
+            },
+        },
+        Method {
+            name: "pool_damage_list",
+            summary: "Lists the damage that was come upon since the import, healed or not.",
+            params: BY_NAME,
+            result: "a list: `kind`, `state` (healed, degraded or lost), `what`, `place` on the device, and in \
+                     `extents` the volumes and snapshots that have it now, with the blocks in them.",
+            run: |daemon, params| {
+                Box::pin(async move {
+                    let pool = daemon.pool_named(params.text("name")?)?;
+                    Ok(json!(pool.damage().await.map_err(pool_error)?))
+                })
+            },
+        },
+        Method {
+            name: "pool_damage_clear",
+            summary: "Forgets the damage listed so far. What is still damaged is found again.",
+            params: BY_NAME,
+            result: "`true`.",
+            run: |daemon, params| {
+                Box::pin(async move {
+                    let pool = daemon.pool_named(params.text("name")?)?;
+                    pool.damage_clear().await.map_err(pool_error)?;
+                    Ok(Value::Bool(true))
+                })
+            },
+        },
+        Method {
+            name: "pool_scrub_start",
+            summary: "Starts to read everything in a pool in the background and to heal what is damaged, or lets a \
+                      stopped scrub go on. Of one that runs, changes the rate.",
+            params: &[
+                required("name", Kind::Name, "The pool's name or UUID."),
+                optional("rate", Kind::Unsigned { min: 1 << 20, max: 1 << 50 }, "Bytes a second at most."),
+                optional("anew", Kind::Bool, "Begin at the beginning, whatever was read before."),
+            ],
+            result: SCRUB,
+            run: |daemon, params| {
+                Box::pin(async move {
+                    let pool = daemon.pool_named(params.text("name")?)?;
+                    let anew = params.bool_opt("anew")?.unwrap_or(false);
+                    let status = pool.scrub_start(params.u64_opt("rate")?, anew).await;
+                    Ok(json!(status.map_err(pool_error)?))
+                })
+            },
+        },
+        Method {
+            name: "pool_scrub_stop",
+            summary: "Stops a scrub where it is; it can go on from there.",
+            params: BY_NAME,
+            result: SCRUB,
+            run: |daemon, params| {
+                Box::pin(async move {
+                    let pool = daemon.pool_named(params.text("name")?)?;
+                    Ok(json!(pool.scrub_stop().await.map_err(pool_error)?))
+                })
+            },
+        },
+        Method {
+            name: "pool_get_scrub",
+            summary: "Shows how a pool's scrub stands.",
+            params: BY_NAME,
+            result: SCRUB,
+            run: |daemon, params| {
+                Box::pin(async move {
+                    let pool = daemon.pool_named(params.text("name")?)?;
+                    Ok(json!(pool.scrub_status().await.map_err(pool_error)?))
+                })
+            },
+        },
+        Method {
             name: "pool_destroy",
             summary: "Destroys a pool and everything in it. Nothing of it may be exported.",
             params: &[
@@ -120,6 +215,8 @@ pub const CHAPTER: Chapter = Chapter {
 };
 
 const DEVICES: Kind = Kind::List { of: &URI, max: 256 };
+const SCRUB: &str = "how the scrub stands: `state`, `rate`, `bytes_total`, `bytes_done`, `errors`, `healed`, \
+                     `eta_seconds`, `last_completed`.";
 const BY_NAME: &[Param] = &[required("name", Kind::Name, "The pool's name or UUID.")];
 
 async fn create(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {

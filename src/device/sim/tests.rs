@@ -4,7 +4,7 @@ use super::*;
 use crate::reactor::SimReactors;
 
 fn disks(write_cache: bool) -> SimDisks {
-    SimDisks::new(5, vec![SimSpec { size: 1 << 20, write_cache, latency: true }])
+    SimDisks::new(5, vec![SimSpec { size: 1 << 20, write_cache, latency: true, slow_reads: false }])
 }
 
 fn content(value: u8) -> DmaSlice {
@@ -24,7 +24,10 @@ fn run(seed: u64, task: impl Future<Output = ()> + 'static) {
 fn what_was_flushed_stays_and_the_rest_is_kept_lost_or_torn() {
     let (mut kept, mut lost, mut torn) = (0, 0, 0);
     for seed in 0..200 {
-        let disks = SimDisks::new(seed, vec![SimSpec { size: 1 << 20, write_cache: true, latency: true }]);
+        let disks = SimDisks::new(
+            seed,
+            vec![SimSpec { size: 1 << 20, write_cache: true, latency: true, slow_reads: false }],
+        );
         let device = disks.open().remove(0);
         run(seed, async move {
             device.write(0, content(1)).await.unwrap();

@@ -17,7 +17,7 @@ async fn sample(journal: bool) -> (Vec<u8>, Vec<u8>, Vec<u64>) {
     let bytes = read(&pool, "v", 0, 16 << 20).await;
     pool.open("v").await.unwrap().flush().await.unwrap();
     if !journal {
-        pool.verify().await.unwrap();
+        pool.check(CheckOptions::default()).await.unwrap();
     }
     let mut live: BTreeSet<u64> = BTreeSet::from([0, (64 << 20) / 4096 - 1]);
     let home = crate::pool::lifecycle::home(pool.key()).unwrap();
@@ -47,7 +47,8 @@ async fn examine(image: &[u8], bytes: &[u8]) -> Vec<String> {
     assert!(read(&pool, "v", 0, 16 << 20).await == bytes);
     assert!(read(&pool, "v@1", 0, 6 << 20).await == pattern(1, 0, 6 << 20));
     let mut said = pool.info().await.unwrap().damage;
-    said.extend(pool.verify().await.unwrap());
+    let report = pool.check(CheckOptions::default()).await.unwrap();
+    said.extend(report.findings.into_iter().map(|finding| finding.what));
     close(manager, &pool).await;
     said
 }

@@ -1,0 +1,127 @@
+//! `docs/format.md` is true: a new pool is read by nothing but the offsets in its tables.
+#![forbid(unsafe_code)]
+
+use super::*;
+
+/// A table's rows of (offset, bytes, field) in the section with that heading.
+struct Table(Vec<(usize, usize, String)>);
+
+impl Table {
+    fn of(page: &str, heading: &str) -> Table {
+        let section = page.split("\n## ").find(|section| section.starts_with(&format!("{heading}\n")));
+        let section = section.unwrap_or_else(|| panic!("no section {heading}"));
+        let table = section.split("| offset | bytes | field |").nth(1).expect("a table of offsets");
+        let rows = table.lines().skip(2).take_while(|line| line.starts_with('|')).filter_map(|line| {
+            let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+            Some((cells[0].parse().ok()?, cells.get(1)?.parse().ok()?, (*cells.get(2)?).to_owned()))
+        });
+        let rows: Vec<(usize, usize, String)> = rows.collect();
+        assert!(rows.len() > 2, "{heading}: {rows:?}");
+        // Nothing is left out: each field begins where the one before ends.
+        for pair in rows.windows(2) {
+            assert_eq!(pair[0].0 + pair[0].1, pair[1].0, "{heading}: after {}", pair[0].2);
+        }
+        Table(rows)
+    }
+
+    fn get<'a>(&self, block: &'a [u8], field: &str) -> &'a [u8] {
+        let row = self.0.iter().find(|(_, _, name)| name == field);
+        let (offset, bytes, _) = row.unwrap_or_else(|| panic!("no field {field}"));
+        &block[*offset..offset + bytes]
+    }
+
+    fn number(&self, block: &[u8], field: &str) -> u64 {
+        self.get(block, field).iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
+
+    /// Whether the block's own checksum fits, over `len` bytes.
+    fn crc_fits(&self, block: &[u8], len: usize) -> bool {
+        let (offset, _, _) = self.0.iter().find(|(_, _, name)| name == "crc").expect("a field crc");
+        let mut zeroed = block[..len].to_vec();
+        zeroed[*offset..offset + 4].fill(0);
+        u64::from(crc32c::crc32c(&zeroed)) == self.number(block, "crc")
+    }
+}
+
+#[test]
+fn a_new_pool_is_read_by_the_offsets_in_the_page() {
+    run(async {
+        let page = include_str!("../../../docs/format.md");
+        let devices = [ram(64)];
+        let (manager, pool) = pool_on(&devices).await;
+        pool.volume_create(spec("v", 16)).await.unwrap();
+        write(&pool, "v", 0, &pattern(1, 0, 4 << 20)).await;
+        pool.open("v").await.unwrap().flush().await.unwrap();
+        let early = devices[0].image().unwrap();
+        pool.check(CheckOptions::default()).await.unwrap();
+        let uuid = pool.uuid();
+        manager.export("p").await.unwrap();
+        let image = devices[0].image().unwrap();
+        let block = |at: u64| &image[at as usize * 4096..(at as usize + 1) * 4096];
+
+        let label = Table::of(page, "Label");
+        let first = block(0);
+        assert_eq!(label.get(first, "magic"), b"RIMROCK\x01");
+        assert_eq!((label.number(first, "version"), label.number(first, "vdevs")), (1, 1));
+        assert_eq!(label.get(first, "pool"), uuid.as_bytes());
+        assert_eq!(&label.get(first, "name")[..2], b"p\0");
+        assert!(label.crc_fits(first, 4096));
+        let shards = label.number(first, "shards");
+        assert_eq!((shards, label.number(first, "device_blocks")), (4, (64 << 20) / 4096));
+        assert_eq!(block(label.number(first, "device_blocks") - 1), first);
+
+        let root = Table::of(page, "Root slot");
+        let mut generations = Vec::new();
+        for shard in 0..shards {
+            let slots = (0..2).map(|slot| block(1 + shard * 2 + slot));
+            let newest = slots.max_by_key(|slot| root.number(slot, "generation")).unwrap();
+            assert_eq!(root.get(newest, "magic"), b"RMRT");
+            assert!(root.crc_fits(newest, 4096));
+            assert_eq!(root.get(newest, "pool"), uuid.as_bytes());
+            let generation = root.number(newest, "generation");
+            assert_eq!((root.number(newest, "shard"), root.number(newest, "reaping_node")), (shard, 0));
+            assert_eq!(block(1 + (shards + shard) * 2 + generation % 2), newest, "the second copy");
+            generations.push(generation);
+            // Down the tree of bitmaps, to one.
+            let mut pointer: u128 = u128::from_le_bytes(root.get(newest, "space").try_into().unwrap());
+            for level in (0..=4).rev() {
+                let at = (pointer & ((1 << 40) - 1)) as u64;
+                let stored = block(at);
+                assert_eq!(u128::from(crc32c::crc32c(stored)), pointer >> 96, "level {level}");
+                if level == 0 {
+                    let region = Table::of(page, "Region record");
+                    assert_eq!(region.get(stored, "magic"), b"RMSP");
+                    assert_eq!(region.number(stored, "shard"), shard);
+                    let ones: u32 = region.get(stored, "bits").iter().map(|byte| byte.count_ones()).sum();
+                    assert_eq!(u64::from(ones), region.number(stored, "used"));
+                    assert_eq!(region.number(stored, "blocks"), label.number(first, "region_blocks"));
+                    break;
+                }
+                let pointers = stored.chunks(16).map(|raw| u128::from_le_bytes(raw.try_into().unwrap()));
+                pointer = pointers.into_iter().find(|raw| *raw != 0).unwrap();
+            }
+        }
+        assert!(generations.iter().all(|generation| *generation > 1));
+
+        let journal = Table::of(page, "Journal");
+        let (ring, journals) = (label.number(first, "journal_blocks"), 1 + 4 * shards);
+        for shard in 0..shards {
+            let blocks =
+                (0..ring).map(|at| &early[((journals + shard * ring + at) * 4096) as usize..][..4096]);
+            let written: Vec<&[u8]> = blocks.filter(|block| journal.get(block, "magic") == b"RMJR").collect();
+            assert!(!written.is_empty());
+            for block in written {
+                assert!(journal.crc_fits(block, 4096));
+                assert_eq!(journal.number(block, "shard"), shard);
+                assert!(journal.number(block, "records") > 0);
+            }
+        }
+
+        let catalog = Table::of(page, "Catalog");
+        let start = journals + 2 * shards * ring;
+        let transaction = &image[start as usize * 4096..];
+        assert_eq!(catalog.get(transaction, "magic"), b"RMCT");
+        assert_eq!(catalog.get(transaction, "pool"), uuid.as_bytes());
+        assert!(catalog.crc_fits(transaction, catalog.number(transaction, "bytes") as usize));
+    });
+}
