@@ -4,7 +4,7 @@
 //! The rooms, lowest first. A room may name the rooms before it, never those after it:
 //! `memory`, `reactor` → `device` → `pool` → `target` → `control` → `cli`;
 //! `sim` crashes the pool at every step, under a simulated clock and on simulated devices;
-//! `nvme` (wire types) stands beside them and is used by `target` and `host`.
+//! `nvme` (wire types) stands beside them and is used by `target` and `host`, `stream` (the send stream) by `cli`.
 
 pub mod cli;
 pub mod config;
@@ -17,5 +17,6 @@ pub mod nvme;
 pub mod pool;
 pub mod reactor;
 pub mod sim;
+pub mod stream;
 pub mod target;
 pub mod units;

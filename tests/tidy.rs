@@ -18,6 +18,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("units", &[]),
     ("nearest", &[]),
     ("nvme", &[]),
+    ("stream", &[]),
     ("memory", &[]),
     ("config", &["nearest", "units"]),
     ("reactor", &["memory"]),
@@ -28,7 +29,10 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("control", &["config", "device", "memory", "nearest", "nvme", "pool", "reactor", "target", "units"]),
     (
         "cli",
-        &["config", "control", "device", "host", "memory", "nearest", "nvme", "pool", "reactor", "units"],
+        &[
+            "config", "control", "device", "host", "memory", "nearest", "nvme", "pool", "reactor", "stream",
+            "units",
+        ],
     ),
     ("sim", &["device", "memory", "pool", "reactor"]),
     ("bin", &["sim"]),
@@ -51,6 +55,7 @@ const ABOVE_UNSAFE: &[&str] = &["src/lib.rs", "src/memory/mod.rs", "src/reactor/
 /// Machines: bytes or completions in, bytes or requests out. Files and directories, by the start of their path.
 const MACHINES: &[&str] = &[
     "src/nvme/",
+    "src/stream/",
     "src/host/connection",
     "src/target/admin.rs",
     "src/target/command_ids.rs",

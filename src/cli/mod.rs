@@ -10,6 +10,7 @@ mod client;
 mod clone;
 mod daemon;
 mod device;
+mod diff;
 mod events;
 mod failure;
 mod output;

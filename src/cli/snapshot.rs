@@ -2,9 +2,10 @@
 #![forbid(unsafe_code)]
 
 use super::client::{Arguments, call};
+use super::diff::Diff;
 use super::output::{Column, Show, print_done, print_list, print_object};
 use super::rollback::{Keep, ROLLBACK_HELP, rollback};
-use super::volume::{self, SHOW, split};
+use super::volume::{SHOW, split};
 use super::{Common, Failure};
 use clap::Subcommand;
 use serde_json::json;
@@ -81,14 +82,14 @@ Example:
         #[command(flatten)]
         keep: Keep,
     },
-    /// Show which ranges differ between two snapshots or volumes
-    #[command(after_help = "Example:\n  rimrock snapshot diff model@step-1000 model@step-2000")]
-    Diff {
-        /// The older
-        from: String,
-        /// The newer
-        to: String,
-    },
+    /// Show which ranges differ between two snapshots or volumes, or which hold data
+    #[command(after_help = "Examples:
+  rimrock snapshot diff model@step-1000 model@step-2000
+  rimrock snapshot diff model@step-1000              all that holds data
+
+KIND is `data` for what was written and `zero` for what was trimmed or zeroed since. A volume that
+is written meanwhile differs in ways that depend on the moment; compare snapshots of it.")]
+    Diff(Diff),
 }
 
 const LIST: &[Column] = &[
@@ -158,7 +159,7 @@ impl Snapshot {
                 print_done(format, &answer, &format!("snapshot {name} is deleted"))
             }
             Snapshot::Rollback { name, keep } => rollback(common, None, &name, keep),
-            Snapshot::Diff { from, to } => volume::diff(common, &from, &to),
+            Snapshot::Diff(diff) => diff.run(common),
         }
     }
 }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::client::{Arguments, call};
+use super::diff::Diff;
 use super::output::{Column, Format, Show, print, print_done, print_json, print_list, print_object};
 use super::rollback::{Keep, ROLLBACK_HELP, rollback};
 use super::{Common, Failure, address, size};
@@ -107,14 +108,9 @@ Example:
         /// The clone: NAME, POOL/NAME or UUID
         name: String,
     },
-    /// Show which ranges differ between two volumes or snapshots
+    /// Show which ranges differ between two volumes or snapshots, or which hold data
     #[command(after_help = "Example:\n  rimrock volume diff model@step-1000 model")]
-    Diff {
-        /// The older
-        from: String,
-        /// The newer
-        to: String,
-    },
+    Diff(Diff),
     /// Make a volume, or a snapshot (read-only), available over NVMe/TCP
     #[command(after_help = "Creates the subsystem, the namespace and the listener in one step and prints the
 line that connects a Linux host. Exports are kept in the pool: they come back whenever it is
@@ -232,7 +228,7 @@ impl Volume {
                 &call(common, "volume_promote", Arguments::new().with("name", name))?,
                 SHOW,
             ),
-            Volume::Diff { from, to } => diff(common, &from, &to),
+            Volume::Diff(diff) => diff.run(common),
             Volume::Export { name, listen, nqn, hosts, read_only } => {
                 let arguments = Arguments::new()
                     .with("name", name)
@@ -256,20 +252,6 @@ pub fn split(name: &str) -> (Option<&str>, &str) {
         Some((pool, name)) => (Some(pool), name),
         None => (None, name),
     }
-}
-
-/// Prints what differs.
-pub fn diff(common: &Common, from: &str, to: &str) -> Result<(), Failure> {
-    let answer = call(common, "snapshot_diff", Arguments::new().with("from", from).with("to", to))?;
-    if common.output == Format::Json {
-        return print_json(&answer);
-    }
-    let columns = [("OFFSET", "offset", Show::Plain), ("LENGTH", "length", Show::Bytes)];
-    print_list(common.output, &answer["ranges"], &columns)?;
-    let changed = answer["changed_bytes"].as_u64().unwrap_or(0);
-    let more = if answer["truncated"].as_bool() == Some(true) { "; the list is cut short" } else { "" };
-    let changed = if changed == 0 { "nothing".to_owned() } else { format_size(changed) };
-    print(&format!("{changed} differs{more}\n"))
 }
 
 /// Whether a volume is larger than `size`.

@@ -73,7 +73,9 @@ impl Home {
                 None => drop(self.owners.each(move |shard| async move { shard.end_reaping(node) }).await?),
             }
         }
-        Ok(self.records.borrow().chores().map(|(chore, node)| (node, chore)).next())
+        let records = self.records.borrow();
+        let mut waiting = records.chores().filter(|(_, node)| !self.holds.has(*node));
+        Ok(waiting.next().map(|(chore, node)| (node, chore)))
     }
 
     /// Frees what a deleted node alone holds, and keeps the node for what others share.

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::catalog::{Catalog, Transaction};
+use super::diff::Holds;
 use super::error::PoolError;
 use super::event::{EventSink, PoolEventKind};
 use super::info::{NodeInfo, NodeKind, RollbackInfo, VolumeSpec};
@@ -34,7 +35,7 @@ use super::io::Source;
 use super::label::Geometry;
 use super::local::Owners;
 use super::node::NodeId;
-use super::pointer::{BLOCK_BYTES, CHUNK_BYTES, FANOUT, LEAVES_MAX};
+use super::pointer::{BLOCK_BYTES, CHUNK_BYTES, LEAVES_MAX};
 use super::records::{Changes, Entity, NodeRecord, Records, VolumeRecord};
 use super::sabotage::{Sabotage, is};
 use super::scrub::Scrub;
@@ -63,6 +64,7 @@ pub(super) struct Home {
     handles: RefCell<BTreeMap<u64, Weak<Shared>>>,
     pub(super) usage: RefCell<BTreeMap<VolumeId, Arc<AtomicU64>>>,
     pub(super) reaper: Cell<bool>,
+    pub(super) holds: Holds,
     pub(super) closed: Cell<bool>,
     pub(super) events: Option<EventSink>,
     pub(super) damage: RefCell<Vec<String>>,
@@ -96,6 +98,7 @@ impl Home {
             handles: RefCell::default(),
             usage: RefCell::new(usage),
             reaper: Cell::new(false),
+            holds: Holds::default(),
             closed: Cell::new(false),
             events,
             damage: RefCell::default(),
@@ -586,35 +589,6 @@ impl Home {
         }
         drop(lock);
         self.node(new).await
-    }
-
-    /// Byte ranges in which two volumes or snapshots differ, as (offset, length), in order.
-    pub async fn diff(&self, a: &str, b: &str) -> Result<Vec<(u64, u64)>, PoolError> {
-        let (a, b) = (self.node_of(self.find(a)?), self.node_of(self.find(b)?));
-        let per_shard = self.owners.each(move |shard| async move { shard.diff(a, b).await }).await?;
-        let shards = per_shard.len() as u64;
-        let mut ranges = Vec::new();
-        for (shard, slots) in per_shard.into_iter().enumerate() {
-            for (slot, count) in slots? {
-                let (mut at, end) = (slot, slot + count);
-                while at < end {
-                    let (leaf, within) = (at / FANOUT as u64, at % FANOUT as u64);
-                    let count = (end - at).min(FANOUT as u64 - within);
-                    ranges
-                        .push(((leaf * shards + shard as u64) * CHUNK_BYTES + within * BLOCK, count * BLOCK));
-                    at += count;
-                }
-            }
-        }
-        ranges.sort_unstable();
-        ranges.dedup_by(|next, last| {
-            let adjacent = last.0 + last.1 == next.0;
-            if adjacent {
-                last.1 += next.1;
-            }
-            adjacent
-        });
-        Ok(ranges)
     }
 
     fn handle_of(&self, source: Source) -> Option<Arc<Shared>> {

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use super::check::CheckOptions;
 use super::damage::DamageInfo;
+use super::diff::DiffPart;
 use super::error::{PoolError, PoolErrorKind};
 use super::event::EventSink;
 use super::finding::{CheckReport, Severity};
@@ -393,10 +394,18 @@ impl Pool {
         self.run(|home| async move { home.promote(&clone).await }).await
     }
 
-    /// Byte ranges in which two volumes or snapshots differ.
-    pub async fn diff(&self, a: &str, b: &str) -> Result<Vec<(u64, u64)>, PoolError> {
-        let (a, b) = (a.to_owned(), b.to_owned());
-        self.run(|home| async move { home.diff(&a, &b).await }).await
+    /// Ranges of `node` that differ from `base`, or all that hold data where there is no base, from byte `offset` on
+    /// (a multiple of 4096): up to `ranges_max`, and where to go on.
+    pub async fn diff_part(
+        &self,
+        base: Option<&str>,
+        node: &str,
+        offset: u64,
+        ranges_max: usize,
+    ) -> Result<DiffPart, PoolError> {
+        let (base, node) = (base.map(str::to_owned), node.to_owned());
+        self.run(move |home| async move { home.diff_part(base.as_deref(), &node, offset, ranges_max).await })
+            .await
     }
 
     /// A handle to read and write a volume, or to read a snapshot.

@@ -5,7 +5,7 @@
 //! | `pointer` | the one pointer, the one page |
 //! | `label`, `root`, `catalog`, `journal`, `space`, `node` | the stored forms and their rules, no I/O but the catalog's |
 //! | `cache`, `tree` | a shard's pages and trees in memory |
-//! | `shard`, `io`, `commit`, `walk`, `reap`, `recover`, `copy` | a shard at work on its reactor |
+//! | `shard`, `io`, `commit`, `walk`, `diff`, `reap`, `recover`, `copy` | a shard at work on its reactor |
 //! | `picture`, `prove`, `fixed`, `entries` | what is checked: a shard's trees, what lies at fixed places, the catalog |
 //! | `check`, `offline`, `sweep`, `scrub` | who checks: an open pool, one that is not, and an open one in the background |
 //! | `finding`, `damage` | what a check says, and what was come upon in passing |
@@ -25,6 +25,7 @@ mod check;
 mod commit;
 mod copy;
 mod damage;
+mod diff;
 mod entries;
 mod error;
 mod event;
@@ -65,6 +66,7 @@ mod tests;
 
 pub use check::CheckOptions;
 pub use damage::{DamageInfo, DamageState};
+pub use diff::{DiffPart, DiffRange, RangeKind};
 pub use error::{PoolError, PoolErrorKind};
 pub use event::{EventSink, PoolEvent, PoolEventKind};
 pub use finding::{CheckReport, Extent, Finding, Kind, Place, Severity};

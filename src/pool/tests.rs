@@ -4,6 +4,7 @@
 
 mod check;
 mod decoders;
+mod diff;
 mod format;
 mod full;
 mod ghosts;

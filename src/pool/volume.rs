@@ -271,14 +271,7 @@ impl Volume {
         let shards = self.shared.owners.reactors.len() as u64;
         let mut work = Vec::new();
         for shard in 0..shards {
-            // Bytes of this shard before an offset, counted in slots of its own tree.
-            let slots_before = |offset: u64| {
-                let (chunk, within) = (offset / CHUNK_BYTES, offset % CHUNK_BYTES);
-                let whole = chunk / shards + u64::from(chunk % shards > shard);
-                let partial = if chunk % shards == shard { within / BLOCK } else { 0 };
-                whole * FANOUT as u64 + partial
-            };
-            let (from, to) = (slots_before(first), slots_before(end));
+            let (from, to) = (slots_before(first, shard, shards), slots_before(end, shard, shards));
             if from < to {
                 let run = move |shard: std::rc::Rc<super::shard::Shard>| async move {
                     shard.unmap(volume, from, to - from).await
@@ -291,6 +284,14 @@ impl Volume {
         }
         Ok(())
     }
+}
+
+/// The slots that `shard`, one of `shards`, has of a volume's first `offset` bytes.
+pub(super) fn slots_before(offset: u64, shard: u64, shards: u64) -> u64 {
+    let (chunk, within) = (offset / CHUNK_BYTES, offset % CHUNK_BYTES);
+    let whole = chunk / shards + u64::from(chunk % shards > shard);
+    let partial = if chunk % shards == shard { within / BLOCK } else { 0 };
+    whole * FANOUT as u64 + partial
 }
 
 impl std::fmt::Debug for Volume {

@@ -1,6 +1,6 @@
 //! The one walk: several trees side by side, skipping all that they share. Its cost is what differs, not what exists.
 //!
-//! It answers which blocks changed between two nodes ([`Shard::diff`]), what a node alone holds
+//! It answers which blocks changed between two nodes ([`diff`](super::diff)), what a node alone holds
 //! ([`Shard::unique`]), and it is how a deleted node is thinned and taken apart ([`reap`](super::reap)).
 #![forbid(unsafe_code)]
 
@@ -13,8 +13,6 @@ use crate::device::IoError;
 
 /// Steps of a walk before it lets others run.
 pub(super) const STEPS_PER_TURN: u32 = 16;
-/// Steps of a walk that answers in parts before it gives what it has.
-const STEPS_PER_PART: u32 = 4096;
 
 /// What is compared with what.
 #[derive(Debug, Clone, Copy)]
@@ -55,15 +53,6 @@ pub(super) struct Step {
     pub leaf: Option<Vec<Place>>,
     /// Pages of `a` alone that end before `next`, lowest first.
     pub passed: Vec<Pointer>,
-}
-
-/// A part of what a walk found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
-    /// Slots, as (first slot, count), in order.
-    pub ranges: Vec<(u64, u64)>,
-    /// The leaf where the next part begins; [`LEAVES_MAX`] when there is none.
-    pub next: u64,
 }
 
 impl State {
@@ -150,54 +139,6 @@ impl Shard {
                 Err(missing) => self.load_all(missing).await?,
             }
         }
-    }
-
-    /// Slots whose blocks differ between two nodes, or that `a` has a block in when there is no `b`: from leaf `from`
-    /// on, until there are `ranges_max` ranges or some thousand leaves were looked at. A range that goes on in the next
-    /// part is given as two.
-    pub async fn diff_part(
-        &self,
-        a: NodeId,
-        b: Option<NodeId>,
-        from: u64,
-        ranges_max: usize,
-    ) -> Result<Part, IoError> {
-        let others: &[NodeId] = b.as_slice();
-        let what = Comparison { a, others, floor: 0, both: true };
-        let mut ranges: Vec<(u64, u64)> = Vec::new();
-        let (mut cursor, mut steps) = (from, 0);
-        while cursor < LEAVES_MAX && steps < STEPS_PER_PART && ranges.len() < ranges_max.max(1) {
-            let step = self.step(what, cursor, &mut steps).await?;
-            for (slot, place) in step.leaf.into_iter().flatten().enumerate() {
-                if place.shared || place.a.same_block(place.b) {
-                    continue;
-                }
-                let at = cursor * FANOUT as u64 + slot as u64;
-                match ranges.last_mut() {
-                    Some((first, count)) if *first + *count == at => *count += 1,
-                    _ => ranges.push((at, 1)),
-                }
-            }
-            cursor = step.next;
-        }
-        Ok(Part { ranges, next: cursor })
-    }
-
-    /// Slots whose blocks differ between two nodes, as (first slot, count), in order.
-    pub async fn diff(&self, a: NodeId, b: NodeId) -> Result<Vec<(u64, u64)>, IoError> {
-        let mut ranges: Vec<(u64, u64)> = Vec::new();
-        let mut cursor = 0;
-        while cursor < LEAVES_MAX {
-            let part = self.diff_part(a, Some(b), cursor, usize::MAX).await?;
-            for (first, count) in part.ranges {
-                match ranges.last_mut() {
-                    Some(last) if last.0 + last.1 == first => last.1 += count,
-                    _ => ranges.push((first, count)),
-                }
-            }
-            cursor = part.next;
-        }
-        Ok(ranges)
     }
 
     /// Blocks of data that nobody but `node` holds, ghosts aside: what deleting it would free.

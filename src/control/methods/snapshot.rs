@@ -5,9 +5,9 @@ use super::volume::{delete, get, list, made_or_same, view};
 use crate::control::Daemon;
 use crate::control::error::RpcError;
 use crate::control::lookup::{Found, pool_error};
-use crate::control::schema::{Kind, Param, Params, optional, required};
+use crate::control::schema::{Kind, Param, Params, UNSIGNED, optional, required};
 use crate::control::table::{Chapter, Method};
-use crate::pool::{NodeInfo, NodeKind, Pool, PoolError, PoolErrorKind};
+use crate::pool::{NodeInfo, NodeKind, Pool, PoolError, PoolErrorKind, RangeKind};
 use serde_json::{Value, json};
 use std::rc::Rc;
 
@@ -108,17 +108,25 @@ pub const CHAPTER: Chapter = Chapter {
         },
         Method {
             name: "snapshot_diff",
-            summary: "Tells which ranges differ between two snapshots or volumes of a pool. Costs what changed, not what exists.",
+            summary: "Tells which ranges of a snapshot or volume differ from another of its pool, or which hold data. Costs \
+                      what differs, not what exists.",
             params: &[
-                required("from", Kind::Node, "The older."),
-                required("to", Kind::Node, "The newer."),
+                optional("from", Kind::Node, "The older; all ranges that hold data when left out."),
+                required("to", Kind::Node, "The newer. Nothing is said of what lies beyond its end."),
+                optional(
+                    "offset",
+                    UNSIGNED,
+                    "Where to begin, a multiple of 4096: `next_offset` of the answer before.",
+                ),
                 optional(
                     "max_ranges",
-                    Kind::Unsigned { min: 1, max: 1_000_000 },
+                    Kind::Unsigned { min: 1, max: 100_000 },
                     "The most ranges to list; 10000 when left out.",
                 ),
             ],
-            result: "`ranges` (a list of `{offset, length}` in bytes, ascending), `changed_bytes` and `truncated`.",
+            result: "`ranges` (a list of `{offset, length, kind}` in bytes, ascending; `kind` is `data`, or `zero` for what \
+                     is empty in the newer), `changed_bytes` (their sum), `next_offset` (null at the end; there may be \
+                     more although nothing is listed) and `truncated`.",
             run: |daemon, params| Box::pin(async move { diff(&daemon, &params).await }),
         },
         Method {
@@ -134,6 +142,8 @@ pub const CHAPTER: Chapter = Chapter {
     ],
 };
 
+/// Ranges of one answer unless more or fewer are asked for.
+const RANGES_DEFAULT: usize = 10_000;
 const BY: Param = required("by", Kind::Name, "Who pins it.");
 const BY_NAME: &[Param] = &[required("name", Kind::Node, "The snapshot.")];
 const MEMBER: &[Param] = &[
@@ -225,23 +235,35 @@ async fn list_snapshots(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, R
 }
 
 async fn diff(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
-    let from = daemon.node("from", params.text("from")?).await?;
     let to = daemon.node("to", params.text("to")?).await?;
-    if from.pool.uuid() != to.pool.uuid() {
-        return Err(RpcError::field(
-            "to",
-            format!("is in pool {}, not {}", to.pool.name(), from.pool.name()),
-        ));
+    let from = match params.text_opt("from")? {
+        Some(from) => Some(daemon.node("from", from).await?),
+        None => None,
+    };
+    if let Some(from) = from.as_ref().filter(|from| from.pool.uuid() != to.pool.uuid()) {
+        let reason = format!("is in pool {}, not {}", to.pool.name(), from.pool.name());
+        return Err(RpcError::field("to", reason));
     }
-    let ranges = from.pool.diff(&from.id(), &to.id()).await.map_err(pool_error)?;
-    let changed: u64 = ranges.iter().map(|(_, length)| length).sum();
-    let max = usize::try_from(params.u64_opt("max_ranges")?.unwrap_or(10_000)).unwrap_or(usize::MAX);
-    let listed: Vec<Value> = ranges
-        .iter()
-        .take(max)
-        .map(|(offset, length)| json!({ "offset": offset, "length": length }))
-        .collect();
-    Ok(json!({ "ranges": listed, "changed_bytes": changed, "truncated": ranges.len() > max }))
+    let offset = params.u64_opt("offset")?.unwrap_or(0);
+    if !offset.is_multiple_of(4096) {
+        return Err(RpcError::field("offset", "must be a multiple of 4096"));
+    }
+    let max = params.u64_opt("max_ranges")?.map_or(RANGES_DEFAULT, |max| max as usize);
+    let from = from.map(|from| from.id());
+    let part = to.pool.diff_part(from.as_deref(), &to.id(), offset, max).await.map_err(pool_error)?;
+    let ranges = part.ranges.iter().map(|range| {
+        let kind = match range.kind {
+            RangeKind::Data => "data",
+            RangeKind::Zero => "zero",
+        };
+        json!({ "offset": range.offset, "length": range.length, "kind": kind })
+    });
+    Ok(json!({
+        "ranges": ranges.collect::<Vec<Value>>(),
+        "changed_bytes": part.ranges.iter().map(|range| range.length).sum::<u64>(),
+        "truncated": part.next_offset.is_some(),
+        "next_offset": part.next_offset,
+    }))
 }
 
 async fn clone(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {

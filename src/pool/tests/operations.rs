@@ -219,24 +219,6 @@ fn several_devices_in_any_order_and_never_fewer() {
 }
 
 #[test]
-fn diff_names_the_changed_ranges_only() {
-    run(async {
-        let (_manager, pool) = pool_on(&[ram(128)]).await;
-        pool.volume_create(spec("v", 32)).await.unwrap();
-        write(&pool, "v", 0, &pattern(1, 0, 8 << 20)).await;
-        pool.snapshot_create("v", "a").await.unwrap();
-        write(&pool, "v", (1 << 20) - 4096, &pattern(2, 0, 12288)).await;
-        write(&pool, "v", 20 << 20, &pattern(2, 0, 4096)).await;
-        pool.open("v").await.unwrap().deallocate(6 << 20, 1 << 20).await.unwrap();
-        pool.snapshot_create("v", "b").await.unwrap();
-        let expected = vec![((1 << 20) - 4096, 12288), (6 << 20, 1 << 20), (20 << 20, 4096)];
-        assert_eq!(pool.diff("a", "b").await.unwrap(), expected);
-        assert_eq!(pool.diff("b", "a").await.unwrap(), expected);
-        assert_eq!(pool.diff("b", "v").await.unwrap(), []);
-    });
-}
-
-#[test]
 fn kept_values_come_back_with_the_pool() {
     run(async {
         let devices = [ram(64)];
