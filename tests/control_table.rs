@@ -64,8 +64,13 @@ fn state(daemon: &Daemon) -> Value {
         .iter()
         .map(|pool| json!([pool["name"], pool["uuid"], pool["volumes"], pool["snapshots"]]))
         .collect();
+    let mut devices = list(daemon, "device_list");
+    for device in &mut devices {
+        // Counts what the pool writes by itself as well.
+        device.as_object_mut().unwrap().remove("traffic");
+    }
     json!({
-        "devices": list(daemon, "device_list"),
+        "devices": devices,
         "pools": pools,
         "volumes": list(daemon, "volume_list"),
         "snapshots": list(daemon, "snapshot_list"),
@@ -82,7 +87,8 @@ fn example(method: &Method, port: u16) -> Map<String, Value> {
         "device_get" | "device_delete" => json!({ "name": "free" }),
         "pool_create" => json!({ "name": "new", "devices": ["free"] }),
         "pool_import" => json!({ "devices": ["disk"] }),
-        "pool_export" | "pool_get" => json!({ "name": "main" }),
+        "pool_export" | "pool_get" | "pool_check" | "pool_damage_list" | "pool_damage_clear"
+        | "pool_scrub_start" | "pool_scrub_stop" | "pool_get_scrub" => json!({ "name": "main" }),
         "pool_destroy" => json!({ "name": "main", "confirm": "main" }),
         "volume_create" => json!({ "name": "new", "size": 1 << 20 }),
         "volume_get" | "volume_delete" | "volume_export" => json!({ "name": "v" }),
@@ -94,6 +100,8 @@ fn example(method: &Method, port: u16) -> Map<String, Value> {
         "snapshot_create_group" => json!({ "snapshots": [{ "volume": "v", "name": "v@2" }] }),
         "snapshot_get" | "snapshot_delete" => json!({ "name": "v@1" }),
         "snapshot_diff" => json!({ "from": "v@1", "to": "v" }),
+        "snapshot_pin" | "snapshot_unpin" => json!({ "name": "v@1", "by": "somebody" }),
+        "volume_promote" => json!({ "name": "v" }),
         "clone_create" => json!({ "snapshot": "v@1", "name": "new" }),
         "nvmf_create_transport" => json!({ "trtype": "TCP" }),
         "nvmf_create_subsystem" => json!({ "nqn": "nqn.2014-08.org.example:new" }),
