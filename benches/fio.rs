@@ -24,7 +24,9 @@ const OFFSET_BYTES: u64 = 256 << 20;
 
 /// Workload, bytes of an I/O, queue depth.
 type Case = (&'static str, usize, u16);
-const CASES: [Case; 3] = [("randread", 4096, 32), ("randwrite", 4096, 32), ("write", 1 << 20, 8)];
+/// The last one writes where the one before it has left what is free in pieces.
+const CASES: [Case; 4] =
+    [("randread", 4096, 32), ("write", 1 << 20, 8), ("randwrite", 4096, 32), ("write", 1 << 20, 8)];
 
 fn main() {
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
@@ -91,7 +93,7 @@ fn fio(path: &str, (name, bytes, depth): Case, seconds: u64) -> f64 {
     report["jobs"][0][side]["iops"].as_f64().expect("fio measured")
 }
 
-fn rimrock(path: &str, seconds: u64) -> [f64; 3] {
+fn rimrock(path: &str, seconds: u64) -> [f64; CASES.len()] {
     let port = daemon::free_port();
     let config = format!("[reactor]\ncores = \"0\"\n[target]\nlisten = \"127.0.0.1:{port}\"\n");
     let daemon = daemon::Daemon::start_with(Some(&config));

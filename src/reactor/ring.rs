@@ -7,7 +7,7 @@
 //!
 //! The kernel is entered only when entries wait to be submitted or when it has raised the ring's TASKRUN
 //! flag, which says in plain memory that completions are to be had; so neither parked sockets nor device
-//! operations in flight cost a system call per turn.
+//! operations in flight cost a system call per turn. A device with little to do gets each operation at once.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -28,6 +28,11 @@ use crate::memory::{DmaBuf, DmaSlice};
 /// Entries between two enters; more operations than this may be in flight.
 const SUBMISSION_ENTRIES: u32 = 512;
 const COMPLETION_ENTRIES: u32 = 8192;
+
+/// With no more operations than this in flight, one more goes to the kernel at once: a device that has little to do must
+/// not wait until the reactor has gone through all that came in with it. Beyond, entries are handed over in batches.
+const PROMPT_IN_FLIGHT: usize = 64;
+const BATCH_ENTRIES: usize = 16;
 
 /// Completion entries that belong to no slot.
 const TAG_KICK: u64 = u64::MAX;
@@ -191,9 +196,7 @@ impl Ring {
     fn turn(&mut self) -> bool {
         self.refill();
         if self.wants_enter() {
-            self.enters += 1;
-            // Errors are transient (EAGAIN, EBUSY, EINTR): entries stay queued for the next turn.
-            let _ = self.uring.submit();
+            self.submit();
         }
         self.reap()
     }
@@ -286,7 +289,11 @@ impl Ring {
         slot.file = file;
         let entry = entry(&mut slot.payload).user_data(tag(index, slot.generation));
         self.in_flight += 1;
+        let is_io = slot.file.is_some();
         self.push(entry);
+        if is_io && (self.in_flight <= PROMPT_IN_FLIGHT || self.uring.submission().len() >= BATCH_ENTRIES) {
+            self.submit();
+        }
         index
     }
 
@@ -295,13 +302,19 @@ impl Ring {
             if self.try_push(&entry) {
                 return;
             }
-            self.enters += 1;
-            let _ = self.uring.submit();
+            self.submit();
             if self.try_push(&entry) {
                 return;
             }
         }
         self.backlog.push_back(entry);
+    }
+
+    /// Enters the kernel with what is queued. Errors are transient (EAGAIN, EBUSY, EINTR): entries stay queued for the next
+    /// turn.
+    fn submit(&mut self) {
+        self.enters += 1;
+        let _ = self.uring.submit();
     }
 
     fn try_push(&mut self, entry: &squeue::Entry) -> bool {
