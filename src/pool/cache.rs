@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::rc::Rc;
 
 use slab::Slab;
 
@@ -47,7 +48,9 @@ enum State {
 /// A page in memory.
 pub struct Frame {
     block: Block,
-    page: Box<Page>,
+    page: Rc<Page>,
+    /// The checksum of a dirty page that has not changed since [`Pages::sum_up`].
+    crc: Option<u32>,
     state: State,
     object: Object,
     level: u32,
@@ -95,8 +98,10 @@ impl Pages {
 
     /// The page of a dirty frame, to be changed.
     pub fn page_mut(&mut self, id: FrameId) -> &mut Page {
-        assert!(self.frames[id].state == State::Dirty, "only a dirty page changes");
-        &mut self.frames[id].page
+        let frame = &mut self.frames[id];
+        assert!(frame.state == State::Dirty, "only a dirty page changes");
+        frame.crc = None;
+        Rc::make_mut(&mut frame.page)
     }
 
     /// The block of a frame.
@@ -144,7 +149,9 @@ impl Pages {
             let block = pointer.block();
             if !self.by_block.contains_key(&block) {
                 let parent = Parent::Root(object);
-                self.put(Frame { block, page, state: State::Clean, object, level, parent, used: true });
+                let page = page.into();
+                let state = State::Clean;
+                self.put(Frame { block, page, crc: None, state, object, level, parent, used: true });
             }
         }
     }
@@ -160,7 +167,8 @@ impl Pages {
     ) -> FrameId {
         self.drop_page(block);
         self.dirty.push(block);
-        self.put(Frame { block, page, state: State::Dirty, object, level, parent, used: true })
+        let page = page.into();
+        self.put(Frame { block, page, crc: None, state: State::Dirty, object, level, parent, used: true })
     }
 
     fn put(&mut self, frame: Frame) -> FrameId {
@@ -197,7 +205,7 @@ impl Pages {
         for (_, block) in chosen {
             let Some(frame) = self.by_block.get(&block).map(|id| &mut self.frames[*id]) else { continue };
             frame.state = State::Final;
-            let (crc, parent) = (frame.page.crc(), frame.parent);
+            let (crc, parent) = (frame.crc.unwrap_or_else(|| frame.page.crc()), frame.parent);
             self.ready.push(block);
             match parent {
                 Parent::Root(object) => set_root(object, block, crc),
@@ -207,22 +215,37 @@ impl Pages {
                     };
                     let pointer = above.page.get(usize::from(slot));
                     if pointer.block() == block {
-                        above.page.set(usize::from(slot), pointer.with_crc(crc));
+                        above.crc = None;
+                        Rc::make_mut(&mut above.page).set(usize::from(slot), pointer.with_crc(crc));
                     }
                 }
             }
         }
     }
 
+    /// Works out the checksums of up to `count` dirty leaf pages, from the `from`th dirty page on, so that
+    /// [`finalize`](Pages::finalize) need not. Returns where to go on; `None` at the end.
+    pub fn sum_up(&mut self, from: usize, count: usize) -> Option<usize> {
+        let upto = self.dirty.len().min(from + count);
+        for block in self.dirty.get(from..upto)? {
+            if let Some(frame) = self.by_block.get(block).map(|id| &mut self.frames[*id])
+                && (frame.state, frame.level, frame.crc) == (State::Dirty, 0, None)
+            {
+                frame.crc = Some(frame.page.crc());
+            }
+        }
+        (upto < self.dirty.len()).then_some(upto)
+    }
+
     /// Hands out all final pages to be written; each stays in memory until [`written`](Pages::written).
-    pub fn take_final(&mut self) -> Vec<(Block, Box<Page>)> {
+    pub fn take_final(&mut self) -> Vec<(Block, Rc<Page>)> {
         let mut out = Vec::with_capacity(self.ready.len());
         for block in std::mem::take(&mut self.ready) {
             if let Some(frame) = self.by_block.get(&block).map(|id| &mut self.frames[*id])
                 && frame.state == State::Final
             {
                 frame.state = State::Writing;
-                out.push((block, frame.page.clone()));
+                out.push((block, Rc::clone(&frame.page)));
             }
         }
         out

@@ -16,7 +16,7 @@ use super::pointer::{BLOCK_BYTES, Block};
 use super::sabotage::{Sabotage, is};
 use super::shard::Shard;
 use super::space::{Ask, Use};
-use super::tree::Plan;
+use super::tree::{Content, Plan};
 use crate::device::IoError;
 use crate::memory::DmaBuf;
 
@@ -27,7 +27,11 @@ const PAGES_WAITING: usize = 2048;
 /// Wholly free data regions that a shard keeps when it gives others back.
 const EMPTY_KEPT: usize = 2;
 /// The largest single write of a commit, in blocks.
-const RUN_BLOCKS: usize = 128;
+const RUN_BLOCKS: usize = 32;
+/// Such writes side by side.
+const RUNS_AT_ONCE: usize = 8;
+/// Checksums worked out before others get a turn.
+const SUMS_PER_TURN: usize = 64;
 
 /// Whether a commit can be begun.
 enum Readiness {
@@ -66,6 +70,7 @@ impl Shard {
 
     async fn commit_now(&self) -> Result<(), IoError> {
         let _lock = self.commit_lock.acquire(1).await;
+        self.sum_up().await;
         let mut grown = true;
         loop {
             self.check()?;
@@ -98,6 +103,16 @@ impl Shard {
         Ok(())
     }
 
+    /// Works out checksums that the commit will need, a few at a time: what changes meanwhile, and only that, is left for
+    /// the moment in which nothing else can happen.
+    async fn sum_up(&self) {
+        let mut next = Some(0);
+        while let Some(from) = next {
+            next = self.state.borrow_mut().pages.sum_up(from, SUMS_PER_TURN);
+            crate::reactor::yield_now().await;
+        }
+    }
+
     fn commit_readiness(&self) -> Readiness {
         let state = self.state.borrow();
         if !state.is_dirty() && state.journal.is_empty() {
@@ -123,8 +138,12 @@ impl Shard {
                 start = end;
             }
         }
-        for result in super::join::all(runs.into_iter().map(|run| self.write_run(run))).await {
-            result?;
+        // A few runs at a time, so that hosts are served meanwhile.
+        for some in runs.chunks(RUNS_AT_ONCE) {
+            for result in super::join::all(some.iter().map(|run| self.write_run(run))).await {
+                result?;
+            }
+            crate::reactor::yield_now().await;
         }
         if !is(Sabotage::RootFirst) {
             self.flush_devices().await?;
@@ -140,11 +159,11 @@ impl Shard {
         self.flush_devices().await
     }
 
-    async fn write_run(&self, run: &[(Block, Vec<u8>)]) -> Result<(), IoError> {
+    async fn write_run(&self, run: &[(Block, Content)]) -> Result<(), IoError> {
         let first = run[0].0;
         let mut buf = DmaBuf::uninit(run.len() * BLOCK_BYTES);
-        for ((_, bytes), out) in run.iter().zip(buf.chunks_exact_mut(BLOCK_BYTES)) {
-            out.copy_from_slice(bytes);
+        for ((_, content), out) in run.iter().zip(buf.chunks_exact_mut(BLOCK_BYTES)) {
+            out.copy_from_slice(content.bytes());
         }
         let data = buf.freeze();
         let second = self.state.borrow().space.twin(first);

@@ -4,10 +4,12 @@
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeSet, HashMap};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use uuid::Uuid;
+use zerocopy::IntoBytes;
 
 use super::cache::{FrameId, Missing, Object, Pages, Parent};
 use super::journal::{Journal, Record};
@@ -92,10 +94,28 @@ pub struct State {
     space_root: Pointer,
 }
 
+/// The bytes of one block that a commit writes.
+pub enum Content {
+    /// A page, which does not change any more.
+    Page(Rc<Page>),
+    /// Node records or a bitmap.
+    Bytes(Vec<u8>),
+}
+
+impl Content {
+    /// One block.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Content::Page(page) => page.as_bytes(),
+            Content::Bytes(bytes) => bytes,
+        }
+    }
+}
+
 /// What a commit writes.
 pub struct Plan {
-    /// Metadata blocks and their bytes, in block order.
-    pub writes: Vec<(Block, Vec<u8>)>,
+    /// Metadata blocks and what goes there, in block order.
+    pub writes: Vec<(Block, Content)>,
     /// What the root slot will say.
     pub root: RootRecord,
     /// For [`Journal::end_commit`].
@@ -434,7 +454,7 @@ impl State {
     /// comes after belongs to the next commit. The caller has checked [`commit_needs`](State::commit_needs).
     pub fn begin_commit(&mut self) -> Result<Plan, SpaceError> {
         self.finalize_nodes();
-        let mut writes: Vec<(Block, Vec<u8>)> = Vec::new();
+        let mut writes: Vec<(Block, Content)> = Vec::new();
         for index in self.nodes.take_dirty() {
             if !self.nodes.has_records(index) {
                 self.drop_blob(Object::Nodes, index)?;
@@ -442,7 +462,7 @@ impl State {
             }
             let bytes = self.nodes.encode(index);
             let block = self.place_blob(Object::Nodes, index, crc32c::crc32c(&bytes))?;
-            writes.push((block, bytes));
+            writes.push((block, Content::Bytes(bytes)));
         }
         // Placing a bitmap changes bitmaps: go on until no further region has changed.
         let mut placed: BTreeSet<super::space::RegionId> = BTreeSet::new();
@@ -462,7 +482,7 @@ impl State {
             let slot = region.0 as usize % FANOUT;
             let pointer = self.pages.page(leaf).get(slot).with_crc(crc32c::crc32c(&bytes));
             self.pages.page_mut(leaf).set(slot, pointer);
-            writes.push((pointer.block(), bytes));
+            writes.push((pointer.block(), Content::Bytes(bytes)));
         }
         let (nodes_root, space_root) = (&mut self.nodes_root, &mut self.space_root);
         self.pages.finalize(
@@ -477,10 +497,8 @@ impl State {
                 }
             },
         );
-        use zerocopy::IntoBytes;
-        writes.extend(
-            self.pages.take_final().into_iter().map(|(block, page)| (block, page.as_bytes().to_vec())),
-        );
+        let pages = self.pages.take_final();
+        writes.extend(pages.into_iter().map(|(block, page)| (block, Content::Page(page))));
         writes.sort_unstable_by_key(|(block, _)| *block);
         let journal = self.journal.begin_commit();
         let root = RootRecord {
