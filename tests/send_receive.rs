@@ -156,11 +156,19 @@ fn names(daemon: &Daemon, method: &str) -> Vec<String> {
 
 /// Waits until a pool holds `allocated` bytes of data and nothing else goes on, and has it checked.
 fn assert_left(daemon: &Daemon, allocated: u64) {
-    let pool = || daemon.call("pool_get", json!({ "name": "main" }));
-    wait_for("the space", || {
-        let pool = pool();
-        transfers(daemon) == 0 && pool["deleting"] == 0 && pool["allocated"] == allocated
-    });
+    let started = Instant::now();
+    loop {
+        let pool = daemon.call("pool_get", json!({ "name": "main" }));
+        if transfers(daemon) == 0 && pool["deleting"] == 0 && pool["allocated"] == allocated {
+            break;
+        }
+        assert!(
+            started.elapsed() < Duration::from_secs(20),
+            "{allocated} bytes should be left: {pool}\n{}",
+            daemon.log()
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
     let report = daemon.call("pool_check", json!({ "name": "main", "data": true }));
     assert_eq!(report["clean"], true, "{report}");
 }

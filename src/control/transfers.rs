@@ -8,7 +8,7 @@
 //! ```text
 //! begin ─► shown ─► host connects ─► … ─► end, or commit ─► hidden
 //!            │                        │
-//!            └─ nobody came in 30 s ──┴─ the host is gone ─► hidden, what was received is deleted
+//!            └─ nobody came in 10 s ──┴─ the host is gone ─► hidden, what was received is deleted
 //! ```
 //!
 //! What is being sent, and its base, cannot be deleted meanwhile. Nothing here survives a crash; a volume that was being
@@ -29,9 +29,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
 /// How often it is looked who is gone.
-const LOOK: Duration = Duration::from_millis(500);
+const LOOK: Duration = Duration::from_millis(200);
 /// How long a client may take from the answer that it may begin to its connection.
-const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// When deleting what was left over is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 /// How many ports are tried. Another program may take one just when it was found free.

@@ -128,8 +128,12 @@ fn fill(link: &Link, events: &Events, spare: &Sender<Vec<u8>>, bar: &ProgressBar
         Ok(true)
     };
     loop {
-        while work.is_full() {
-            settle(&mut work)?;
+        // A write goes on only while somebody waits for it: not only when there is no room, but also when the stream is
+        // slow.
+        while work.is_full() || events.is_empty() {
+            if !settle(&mut work)? {
+                break;
+            }
         }
         match next(events, Some(bar))? {
             Some(Event::Data { offset, data }) => {

@@ -21,7 +21,7 @@ pub const CHAPTER: Chapter = Chapter {
     title: "Sending and receiving",
     preface: "The socket carries no data: a transfer shows its client a namespace over NVMe/TCP, on loopback, to be found \
               by that client alone. It ends when the client says so, when the client's connection to the namespace ends, \
-              or when none was made within 30 s; what was received so far is deleted then. docs/send-stream.md says what \
+              or when none was made within 10 s; what was received so far is deleted then. docs/send-stream.md says what \
               `rimrock snapshot send` makes of it.",
     methods: &[
         Method {
