@@ -26,7 +26,10 @@ fn every_command_has_help_with_an_example() {
                 "export", "unexport",
             ],
         ),
-        ("snapshot", &["create", "list", "show", "delete", "pin", "unpin", "rollback", "diff"]),
+        (
+            "snapshot",
+            &["create", "list", "show", "delete", "pin", "unpin", "rollback", "diff", "send", "receive"],
+        ),
         ("clone", &["create", "list", "show", "delete"]),
         ("bench", &["target"]),
     ] {

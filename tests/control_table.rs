@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 const NQN: &str = "nqn.2014-08.org.example:s";
 const HOST: &str = "nqn.2014-08.org.example:h";
+const UUID: &str = "8b1e1c4a-1f5e-4d9a-9d0e-3a3a7a7d7b11";
 /// The longest refusal: what a client sent must not come back as a whole.
 const REFUSAL_MAX: usize = 4096;
 /// The longest time of a call that has nothing to do, on a busy machine.
@@ -39,6 +40,9 @@ fn prepare(daemon: &Daemon, port: u16) {
 
 /// Takes away whatever there is.
 fn clear(daemon: &Daemon) {
+    for transfer in list(daemon, "snapshot_transfer_list") {
+        daemon.call("snapshot_transfer_end", json!({ "session": transfer["session"] }));
+    }
     for subsystem in list(daemon, "nvmf_get_subsystems").iter().skip(1) {
         daemon.call("nvmf_delete_subsystem", json!({ "nqn": subsystem["nqn"] }));
     }
@@ -77,6 +81,7 @@ fn state(daemon: &Daemon) -> Value {
         "bdevs": list(daemon, "bdev_get_bdevs"),
         "subsystems": list(daemon, "nvmf_get_subsystems"),
         "transports": list(daemon, "nvmf_get_transports"),
+        "transfers": list(daemon, "snapshot_transfer_list"),
     })
 }
 
@@ -102,6 +107,13 @@ fn example(method: &Method, port: u16) -> Map<String, Value> {
         "snapshot_diff" => json!({ "from": "v@1", "to": "v" }),
         "snapshot_pin" | "snapshot_unpin" => json!({ "name": "v@1", "by": "somebody" }),
         "volume_promote" => json!({ "name": "v" }),
+        "snapshot_send_begin" => json!({ "name": "v@1" }),
+        "snapshot_receive_begin" => {
+            json!({ "name": "v@2", "uuid": UUID, "size": 1 << 20, "created": 1 })
+        }
+        "snapshot_receive_diff" | "snapshot_receive_commit" | "snapshot_transfer_end" => {
+            json!({ "session": UUID })
+        }
         "clone_create" => json!({ "snapshot": "v@1", "name": "new" }),
         "nvmf_create_transport" => json!({ "trtype": "TCP" }),
         "nvmf_create_subsystem" => json!({ "nqn": "nqn.2014-08.org.example:new" }),

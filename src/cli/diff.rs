@@ -35,27 +35,43 @@ pub fn each(
     to: &str,
     mut found: impl FnMut(Range) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let (mut offset, mut open) = (0, None::<Range>);
+    let mut open = None::<Range>;
+    let arguments = || Arguments::new().maybe("from", from).with("to", to);
+    parts(common, "snapshot_diff", arguments, |range| match &mut open {
+        // One that goes on from the part before.
+        Some(last) if last.offset + last.length == range.offset && last.is_data == range.is_data => {
+            last.length += range.length;
+            Ok(())
+        }
+        _ => open.replace(range).map_or(Ok(()), &mut found),
+    })?;
+    open.map_or(Ok(()), found)
+}
+
+/// Gives the ranges that a method lists part by part to `found`, as they come: one may go on in the next.
+pub fn parts(
+    common: &Common,
+    method: &str,
+    arguments: impl Fn() -> Arguments,
+    mut found: impl FnMut(Range) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let (mut offset, mut end) = (0, 0);
     loop {
-        let arguments = Arguments::new().maybe("from", from).with("to", to).with("offset", offset);
-        let answer = call(common, "snapshot_diff", arguments)?;
+        let answer = call(common, method, arguments().with("offset", offset))?;
         for range in answer["ranges"].as_array().map_or(&[][..], Vec::as_slice) {
             let (Some(offset), Some(length)) = (range["offset"].as_u64(), range["length"].as_u64()) else {
                 return Err(Failure::failed("the daemon lists a range without its place"));
             };
-            let range = Range { offset, length, is_data: range["kind"] == "data" };
-            match &mut open {
-                // One that goes on from the part before.
-                Some(last) if last.offset + last.length == offset && last.is_data == range.is_data => {
-                    last.length += length;
-                }
-                _ => open.replace(range).map_or(Ok(()), &mut found)?,
+            if offset < end || length == 0 {
+                return Err(Failure::failed("the daemon lists ranges that are not in order"));
             }
+            end = offset.checked_add(length).ok_or_else(|| Failure::failed("a range has no end"))?;
+            found(Range { offset, length, is_data: range["kind"] == "data" })?;
         }
         match answer["next_offset"].as_u64() {
             Some(next) if next > offset => offset = next,
             Some(_) => return Err(Failure::failed("the daemon does not get on with the comparison")),
-            None => return open.map_or(Ok(()), found),
+            None => return Ok(()),
         }
     }
 }

@@ -35,6 +35,11 @@ impl Failure {
         Failure { code: 0, ..Failure::failed("nobody reads the answer") }
     }
 
+    /// Whether it is just that nobody reads any more.
+    pub fn is_unread(&self) -> bool {
+        self.code == 0
+    }
+
     /// What was asked for was done and printed, and is not good: exit code 1 without another word.
     pub fn found() -> Failure {
         Failure { told: true, ..Failure::failed("something is wrong") }

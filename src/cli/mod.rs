@@ -20,6 +20,7 @@ mod rollback;
 mod rpc;
 mod serve;
 mod snapshot;
+mod transfer;
 mod volume;
 
 use clap::{Parser, Subcommand};
@@ -72,7 +73,7 @@ enum Command {
     /// Create, export and look after volumes
     #[command(subcommand)]
     Volume(volume::Volume),
-    /// Take snapshots, compare them, go back to them
+    /// Take snapshots, compare them, go back to them, send them elsewhere
     #[command(subcommand)]
     Snapshot(snapshot::Snapshot),
     /// Make writable volumes out of snapshots

@@ -5,12 +5,13 @@ use super::client::{Arguments, call};
 use super::diff::Diff;
 use super::output::{Column, Show, print_done, print_list, print_object};
 use super::rollback::{Keep, ROLLBACK_HELP, rollback};
+use super::transfer::{SnapshotReceive, SnapshotSend};
 use super::volume::{SHOW, split};
 use super::{Common, Failure};
 use clap::Subcommand;
 use serde_json::json;
 
-/// Take snapshots, compare them, go back to them
+/// Take snapshots, compare them, go back to them, send them elsewhere
 #[derive(Debug, Subcommand)]
 pub enum Snapshot {
     /// Take a snapshot of a volume, or of several volumes in one instant
@@ -90,7 +91,38 @@ Example:
 KIND is `data` for what was written and `zero` for what was trimmed or zeroed since. A volume that
 is written meanwhile differs in ways that depend on the moment; compare snapshots of it.")]
     Diff(Diff),
+    /// Write a snapshot, or what changed since another, to a file or into a pipe
+    #[command(after_help = SEND_HELP)]
+    Send(SnapshotSend),
+    /// Make what another daemon sent a snapshot here
+    #[command(after_help = RECEIVE_HELP)]
+    Receive(SnapshotReceive),
 }
+
+const SEND_HELP: &str =
+    "What is sent can be received by any Rimrock; docs/send-stream.md has the format. Neither
+snapshot can be deleted meanwhile. With --file the file has its name only when it is whole.
+
+Examples:
+  rimrock snapshot send model@step-1000 --file step-1000.rimsend
+  rimrock snapshot send --from model@step-1000 model@step-2000 --dry-run
+  rimrock snapshot send model@step-1000 | ssh other rimrock snapshot receive
+
+Exit codes: 0 all was sent; 1 refused or failed, or the reader closed the pipe early; 2 the command
+line is wrong, or the stream would go to a terminal.";
+
+const RECEIVE_HELP: &str =
+    "The snapshot keeps its UUID and age. A difference needs the snapshot that it was sent from, under
+any name. Everything is checked, written, flushed, read back and compared before the snapshot is
+there; whatever goes wrong before that leaves nothing. `rimrock clone create` makes a volume of it.
+
+Examples:
+  rimrock snapshot receive --file step-1000.rimsend
+  rimrock snapshot receive backup/model@step-1000 < step-1000.rimsend
+  rimrock snapshot receive --check step-1000.rimsend
+
+Exit codes: 0 the snapshot is there, or the stream is whole; 1 refused or failed, nothing was left;
+2 the command line is wrong.";
 
 const LIST: &[Column] = &[
     ("NAME", "name", Show::Plain),
@@ -160,6 +192,8 @@ impl Snapshot {
             }
             Snapshot::Rollback { name, keep } => rollback(common, None, &name, keep),
             Snapshot::Diff(diff) => diff.run(common),
+            Snapshot::Send(send) => send.run(common),
+            Snapshot::Receive(receive) => receive.run(common),
         }
     }
 }

@@ -10,6 +10,7 @@ use super::error::RpcError;
 use super::events::Events;
 use super::exports::{ChangeError, Exports};
 use super::methods::nvmf::target_error;
+use super::transfers::Transfers;
 use super::transport::TransportRecord;
 use crate::config::{Config, Poll, PoolEntry, SubsystemEntry};
 use crate::device::OpenOptions;
@@ -74,6 +75,7 @@ pub struct Daemon {
     /// Held while a pool is created, imported, exported or destroyed.
     pub(super) pool_changes: Mutex<()>,
     pub(super) devices: Devices,
+    pub(super) transfers: Transfers,
     pub(super) started: Instant,
     /// Dropped last, since everything above holds handles to it.
     pub(super) reactors: Reactors,
@@ -112,6 +114,7 @@ impl Daemon {
             events,
             pool_changes: Mutex::default(),
             devices: Devices::default(),
+            transfers: Transfers::default(),
             started: Instant::now(),
             reactors,
         };
@@ -244,6 +247,7 @@ impl Daemon {
     /// Takes everything down cleanly: hosts are disconnected and pools exported. Devices and reactors go with the
     /// daemon itself.
     pub async fn stop(&self) {
+        self.end_transfers(None).await;
         self.target.shutdown().await;
         for subsystem in self.exports.all() {
             if let Err(error) = self.target.withdraw_subsystem(&subsystem.nqn).await {

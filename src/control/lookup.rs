@@ -4,6 +4,7 @@
 use super::Daemon;
 use super::error::RpcError;
 use super::exports::{Addition, Place};
+use super::names;
 use crate::nearest::nearest;
 use crate::pool::{NodeInfo, NodeKind, Pool, PoolError, PoolErrorKind};
 use crate::target::Backend;
@@ -184,6 +185,10 @@ impl Daemon {
 }
 
 async fn find_in(pools: &[Arc<Pool>], field: &str, plain: &str) -> Result<Option<Found>, RpcError> {
+    // Some names lead to what nobody may see.
+    if names::name(plain).is_err() {
+        return Ok(None);
+    }
     let mut found: Option<Found> = None;
     for pool in pools {
         let node = match pool.find(plain).await {

@@ -26,6 +26,7 @@ pub mod schema;
 pub mod server;
 mod signatures;
 pub mod table;
+mod transfers;
 mod transport;
 
 pub use daemon::{Daemon, StartError};

@@ -74,6 +74,7 @@ impl Daemon {
         let handles = claim.held().iter().map(|device| device.device.clone()).collect();
         let pool = self.pools.import(handles).await.map_err(pool_error)?;
         claim.keep(pool.name());
+        self.transfers.expect_strays();
         pool.info().await.map_err(pool_error)
     }
 
@@ -89,6 +90,10 @@ impl Daemon {
         idle.map_err(busy)?.map_err(pool_error)?;
         let leaving = {
             let _changing = self.exports.lock().await;
+            match force {
+                true => self.end_transfers(Some(name)).await,
+                false => self.transfers.refuse_for(name)?,
+            }
             if let (false, Some(nqn)) = (force, self.connected_subsystem(name)) {
                 let text = format!("hosts are connected to {nqn} of pool {name}");
                 return Err(
@@ -121,6 +126,7 @@ impl Daemon {
         let (name, uuid) = (&*pool.name().to_owned(), pool.uuid());
         drop(pool);
         let _changing = self.exports.lock().await;
+        self.transfers.refuse_for(name)?;
         if let Some((nqn, nsid)) = self.exports.of_pool(name).first() {
             return Err(RpcError::refused(
                 libc::EBUSY,

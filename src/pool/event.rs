@@ -96,8 +96,13 @@ impl Seen {
 }
 
 impl Home {
-    /// Tells whoever wants to know.
+    /// Tells whoever wants to know. What is being received is nobody's business yet.
     pub(super) fn tell(&self, kind: PoolEventKind) {
+        if let PoolEventKind::Created { name, .. } | PoolEventKind::Deleted { name, .. } = &kind
+            && super::receive::is_receiving(name)
+        {
+            return;
+        }
         if let Some(sink) = &self.events {
             sink(PoolEvent { pool: self.records.borrow().pool.name.clone(), kind });
         }

@@ -36,6 +36,7 @@ use super::label::Geometry;
 use super::local::Owners;
 use super::node::NodeId;
 use super::pointer::{BLOCK_BYTES, CHUNK_BYTES, LEAVES_MAX};
+use super::receive::Identity;
 use super::records::{Changes, Entity, NodeRecord, Records, VolumeRecord};
 use super::sabotage::{Sabotage, is};
 use super::scrub::Scrub;
@@ -50,6 +51,11 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 const NAME_MAX: usize = 223;
 /// Volumes of one group snapshot: their seals must fit into what the journal keeps free for them.
 const GROUP_MAX: usize = 512;
+
+/// How one volume's head ends and another goes on: the volume, the name under which the old head lives on (`None`: it is
+/// deleted), the node that the new head grows from (`None`: the old one), and who the old head is from now on (`None`:
+/// somebody new).
+pub(super) type Succession = (VolumeId, Option<String>, Option<NodeId>, Option<Identity>);
 
 /// A pool on its home reactor.
 pub(super) struct Home {
@@ -153,7 +159,7 @@ impl Home {
         }
     }
 
-    fn check_name(&self, name: &str) -> Result<(), PoolError> {
+    pub(super) fn check_name(&self, name: &str) -> Result<(), PoolError> {
         check_name("volume or snapshot", name)?;
         match self.records.borrow().named(name) {
             Some(_) => {
@@ -167,6 +173,8 @@ impl Home {
     pub(super) fn find(&self, name: &str) -> Result<Entity, PoolError> {
         let records = self.records.borrow();
         let by_uuid = Uuid::parse_str(name).ok().and_then(|uuid| records.with_uuid(uuid));
+        // A volume that is being received goes by its own name alone.
+        let by_uuid = by_uuid.filter(|entity| !records.is_receiving(*entity));
         let found = by_uuid.or_else(|| records.named(name));
         found.ok_or_else(|| {
             let pool = &records.pool.name;
@@ -206,7 +214,7 @@ impl Home {
         LEAVES_MAX * CHUNK_BYTES * self.owners.reactors.len() as u64
     }
 
-    fn check_size(&self, size: u64) -> Result<u64, PoolError> {
+    pub(super) fn check_size(&self, size: u64) -> Result<u64, PoolError> {
         let max = self.size_max();
         match size {
             0 => Err(PoolError::invalid("a volume cannot have a size of 0")),
@@ -278,7 +286,11 @@ impl Home {
         self.node(name).await
     }
 
-    async fn add_volume(&self, mut volume: VolumeRecord, parent: Option<NodeId>) -> Result<(), PoolError> {
+    pub(super) async fn add_volume(
+        &self,
+        mut volume: VolumeRecord,
+        parent: Option<NodeId>,
+    ) -> Result<(), PoolError> {
         let (id, head) = {
             let mut records = self.records.borrow_mut();
             (records.next_volume(), records.next_node())
@@ -321,7 +333,7 @@ impl Home {
             if wanted[..i].iter().any(|(other, named)| named == name || other == volume) {
                 return Err(PoolError::invalid(format!("'{volume}' or '{name}' is named twice")));
             }
-            changes.push((self.find_volume(volume)?, Some(name.clone()), None));
+            changes.push((self.find_volume(volume)?, Some(name.clone()), None, None));
         }
         self.succeed(changes).await?;
         drop(lock);
@@ -346,7 +358,7 @@ impl Home {
             Some(keep) => self.check_name(keep)?,
             None => self.records.borrow().check_unpinned(volume, Entity::Volume(id), "discarded")?,
         }
-        self.succeed(vec![(id, keep.clone(), Some(target))]).await?;
+        self.succeed(vec![(id, keep.clone(), Some(target), None)]).await?;
         let (size, handles) = {
             let records = self.records.borrow();
             (records.node(target).map(|node| node.size), self.handle_of(Source::Volume(id)))
@@ -358,28 +370,25 @@ impl Home {
         Ok(RollbackInfo { volume: volume.to_owned(), snapshot: snapshot.to_owned(), kept: keep })
     }
 
-    /// Ends the heads of volumes and lets new ones go on, all in one instant. For each volume: the name under which
-    /// the old head lives on (`None`: it is deleted), and the node that the new head grows from (`None`: the old one).
-    async fn succeed(
-        &self,
-        successions: Vec<(VolumeId, Option<String>, Option<NodeId>)>,
-    ) -> Result<(), PoolError> {
+    /// Ends the heads of volumes and lets new ones go on, all in one instant.
+    pub(super) async fn succeed(&self, successions: Vec<Succession>) -> Result<(), PoolError> {
         let volumes: Vec<VolumeId> = successions.iter().map(|(volume, ..)| *volume).collect();
-        let names: Vec<String> = successions.iter().filter_map(|(_, name, _)| name.clone()).collect();
+        let names: Vec<String> = successions.iter().filter_map(|(_, name, ..)| name.clone()).collect();
         let (mut seals, mut lineages, mut changes) = (Vec::new(), Vec::new(), Changes::default());
         let epoch = {
             let mut records = self.records.borrow_mut();
             let sealed = records.pool.epoch;
             records.pool.epoch += 1;
-            for (id, name, parent) in successions {
+            for (id, name, parent, identity) in successions {
+                let identity = identity.unwrap_or_else(|| Identity { uuid: new_uuid(), created: unix_now() });
                 let mut volume = records.volume(id).ok_or(IoError::Gone)?.clone();
                 let old = NodeId(volume.head);
                 let node = NodeRecord {
                     sealed: Some(sealed),
                     deleting: name.is_none(),
                     name,
-                    created: unix_now(),
-                    uuid: new_uuid(),
+                    created: identity.created,
+                    uuid: identity.uuid,
                     ..records.node(old).ok_or(IoError::Internal("a volume has no head"))?.clone()
                 };
                 volume.size = match parent {

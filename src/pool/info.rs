@@ -10,6 +10,7 @@ use super::error::PoolError;
 use super::home::Home;
 use super::node::NodeId;
 use super::pointer::BLOCK_BYTES;
+use super::receive::is_receiving;
 use super::records::{Entity, Pin};
 use super::space::Use;
 use super::tree::VolumeId;
@@ -193,6 +194,7 @@ impl Home {
             let head = records.volume_of_head(child);
             match (&record.name, head) {
                 (Some(name), _) => children.push(name.clone()),
+                (None, Some(volume)) if is_receiving(&volume.name) => {}
                 (None, Some(volume)) => children.push(volume.name.clone()),
                 (None, None) => below.extend(records.children(child)),
             }
@@ -245,7 +247,8 @@ impl Home {
         let entities: Vec<Entity> = {
             let records = self.records.borrow();
             let snapshots = records.nodes().filter(|(_, node)| node.name.is_some());
-            let volumes = records.volumes().map(|(id, _)| Entity::Volume(id));
+            let volumes = records.volumes().filter(|(_, volume)| !is_receiving(&volume.name));
+            let volumes = volumes.map(|(id, _)| Entity::Volume(id));
             volumes.chain(snapshots.map(|(id, _)| Entity::Snapshot(id))).collect()
         };
         Ok(entities.into_iter().filter_map(|entity| self.entity_info(entity, &accounts)).collect())
@@ -319,7 +322,7 @@ impl Home {
             pending_free: sum(&|shard| shard.data[1] + 2 * shard.metadata[1]),
             free: records.regions.free_count() * region_bytes + sum(&|shard| shard.data[2]),
             epoch: records.pool.epoch,
-            volumes: records.volumes().count(),
+            volumes: records.volumes().filter(|(_, volume)| !is_receiving(&volume.name)).count(),
             snapshots: records.nodes().filter(|(_, node)| node.name.is_some()).count(),
             deleting: records.chores().len(),
             health: if damage.is_empty() { "ok" } else { "degraded" },

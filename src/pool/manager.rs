@@ -23,6 +23,7 @@ use super::lifecycle::{
 };
 use super::local::Owners;
 use super::pointer::BLOCK_BYTES;
+use super::receive::{Identity, ReceiveSpec};
 use super::scrub::ScrubStatus;
 use super::volume::Volume;
 use crate::device::Device;
@@ -406,6 +407,32 @@ impl Pool {
         let (base, node) = (base.map(str::to_owned), node.to_owned());
         self.run(move |home| async move { home.diff_part(base.as_deref(), &node, offset, ranges_max).await })
             .await
+    }
+
+    /// Begins to receive a snapshot from elsewhere, into the volume [`receiving_name`](super::receiving_name).
+    pub async fn receive_begin(&self, spec: ReceiveSpec) -> Result<(), PoolError> {
+        self.run(move |home| async move { home.receive_begin(spec).await }).await
+    }
+
+    /// Makes what was received the snapshot `name`, in one step.
+    pub async fn receive_end(
+        &self,
+        session: Uuid,
+        name: &str,
+        identity: Identity,
+    ) -> Result<NodeInfo, PoolError> {
+        let name = name.to_owned();
+        self.run(move |home| async move { home.receive_end(session, &name, identity).await }).await
+    }
+
+    /// Gives up what was received so far; there need not be anything.
+    pub async fn receive_abandon(&self, session: Uuid) -> Result<(), PoolError> {
+        self.run(move |home| async move { home.receive_abandon(session).await }).await
+    }
+
+    /// The sessions that have received something and have not ended.
+    pub async fn receiving(&self) -> Result<Vec<Uuid>, PoolError> {
+        self.run(|home| async move { Ok(home.receiving()) }).await
     }
 
     /// A handle to read and write a volume, or to read a snapshot.

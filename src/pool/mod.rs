@@ -11,7 +11,7 @@
 //! | `finding`, `damage` | what a check says, and what was come upon in passing |
 //! | `stage` | the journal's newest records in shared memory, for when only this process dies |
 //! | `local`, `volume` | how requests find their shards |
-//! | `records`, `home`, `keep`, `info`, `event`, `background` | the pool as a whole: what the catalog says, the operations on it, what it does by itself |
+//! | `records`, `home`, `keep`, `receive`, `info`, `event`, `background` | the pool as a whole: what the catalog says, the operations on it, what it does by itself |
 //! | `manager`, `lifecycle` | all pools of the process; how one is created, opened and closed |
 //!
 //! What survives a crash: everything that was acknowledged as durable, and every operation wholly or not at all. When
@@ -47,6 +47,7 @@ mod picture;
 mod pointer;
 mod prove;
 mod reap;
+mod receive;
 mod records;
 mod recover;
 mod regions;
@@ -74,6 +75,7 @@ pub use info::{NodeInfo, NodeKind, PoolInfo, RollbackInfo, VolumeSpec};
 pub use label::{DEVICE_BYTES_MIN, Label, LabelError};
 pub use manager::{Pool, PoolManager, PoolOptions};
 pub use offline::check_devices;
+pub use receive::{Identity, ReceiveSpec, receiving_name};
 pub use records::Pin;
 pub use scrub::{ScrubEnd, ScrubStatus};
 pub use volume::Volume;

@@ -10,6 +10,7 @@ pub mod nvmf;
 mod pool;
 mod snapshot;
 mod system;
+mod transfer;
 mod volume;
 
 use super::table::Chapter;
@@ -22,6 +23,7 @@ pub const CHAPTERS: &[Chapter] = &[
     pool::CHAPTER,
     volume::CHAPTER,
     snapshot::CHAPTER,
+    transfer::CHAPTER,
     nvmf::CHAPTER,
     bdev::CHAPTER,
     lvol::CHAPTER,

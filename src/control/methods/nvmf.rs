@@ -501,7 +501,11 @@ fn address(address: SocketAddr) -> Value {
 fn get_subsystems(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
     match params.text_opt("nqn")? {
         Some(nqn) => Ok(json!([view(&subsystem(daemon, nqn)?)])),
-        None => Ok(daemon.target.subsystems().iter().map(view).collect()),
+        // Those of transfers are for their clients alone.
+        None => {
+            let all = daemon.target.subsystems();
+            Ok(all.iter().filter(|at| !daemon.transfers.has_door(&at.nqn)).map(view).collect())
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::control::error::RpcError;
 use crate::control::lookup::{Found, pool_error};
 use crate::control::schema::{Kind, Param, Params, UNSIGNED, optional, required};
 use crate::control::table::{Chapter, Method};
-use crate::pool::{NodeInfo, NodeKind, Pool, PoolError, PoolErrorKind, RangeKind};
+use crate::pool::{DiffPart, NodeInfo, NodeKind, Pool, PoolError, PoolErrorKind, RangeKind};
 use serde_json::{Value, json};
 use std::rc::Rc;
 
@@ -113,16 +113,8 @@ pub const CHAPTER: Chapter = Chapter {
             params: &[
                 optional("from", Kind::Node, "The older; all ranges that hold data when left out."),
                 required("to", Kind::Node, "The newer. Nothing is said of what lies beyond its end."),
-                optional(
-                    "offset",
-                    UNSIGNED,
-                    "Where to begin, a multiple of 4096: `next_offset` of the answer before.",
-                ),
-                optional(
-                    "max_ranges",
-                    Kind::Unsigned { min: 1, max: 100_000 },
-                    "The most ranges to list; 10000 when left out.",
-                ),
+                OFFSET,
+                MAX_RANGES,
             ],
             result: "`ranges` (a list of `{offset, length, kind}` in bytes, ascending; `kind` is `data`, or `zero` for what \
                      is empty in the newer), `changed_bytes` (their sum), `next_offset` (null at the end; there may be \
@@ -144,6 +136,15 @@ pub const CHAPTER: Chapter = Chapter {
 
 /// Ranges of one answer unless more or fewer are asked for.
 const RANGES_DEFAULT: usize = 10_000;
+/// Where a part of a difference begins.
+pub const OFFSET: Param =
+    optional("offset", UNSIGNED, "Where to begin, a multiple of 4096: `next_offset` of the answer before.");
+/// How large a part may be.
+pub const MAX_RANGES: Param = optional(
+    "max_ranges",
+    Kind::Unsigned { min: 1, max: 100_000 },
+    "The most ranges to list; 10000 when left out.",
+);
 const BY: Param = required("by", Kind::Name, "Who pins it.");
 const BY_NAME: &[Param] = &[required("name", Kind::Node, "The snapshot.")];
 const MEMBER: &[Param] = &[
@@ -244,13 +245,23 @@ async fn diff(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
         let reason = format!("is in pool {}, not {}", to.pool.name(), from.pool.name());
         return Err(RpcError::field("to", reason));
     }
+    let (offset, max) = diff_limits(params)?;
+    let from = from.map(|from| from.id());
+    let part = to.pool.diff_part(from.as_deref(), &to.id(), offset, max).await.map_err(pool_error)?;
+    Ok(diff_answer(&part))
+}
+
+/// Where a part begins and how many ranges it may have.
+pub fn diff_limits(params: &Params) -> Result<(u64, usize), RpcError> {
     let offset = params.u64_opt("offset")?.unwrap_or(0);
     if !offset.is_multiple_of(4096) {
         return Err(RpcError::field("offset", "must be a multiple of 4096"));
     }
-    let max = params.u64_opt("max_ranges")?.map_or(RANGES_DEFAULT, |max| max as usize);
-    let from = from.map(|from| from.id());
-    let part = to.pool.diff_part(from.as_deref(), &to.id(), offset, max).await.map_err(pool_error)?;
+    Ok((offset, params.u64_opt("max_ranges")?.map_or(RANGES_DEFAULT, |max| max as usize)))
+}
+
+/// A part of a difference as it is answered.
+pub fn diff_answer(part: &DiffPart) -> Value {
     let ranges = part.ranges.iter().map(|range| {
         let kind = match range.kind {
             RangeKind::Data => "data",
@@ -258,12 +269,12 @@ async fn diff(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
         };
         json!({ "offset": range.offset, "length": range.length, "kind": kind })
     });
-    Ok(json!({
+    json!({
         "ranges": ranges.collect::<Vec<Value>>(),
         "changed_bytes": part.ranges.iter().map(|range| range.length).sum::<u64>(),
         "truncated": part.next_offset.is_some(),
         "next_offset": part.next_offset,
-    }))
+    })
 }
 
 async fn clone(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {

@@ -287,6 +287,10 @@ pub async fn delete(daemon: &Rc<Daemon>, found: &Found) -> Result<Value, RpcErro
         )
         .hint(format!("end that first: rimrock volume unexport {name}")));
     }
+    if let Some(transfer) = daemon.transfers.needing(found.pool.name(), found.node.uuid).first() {
+        let text = format!("{name} cannot be deleted: it is needed, since {}", transfer.told());
+        return Err(RpcError::refused(libc::EBUSY, text));
+    }
     found.pool.delete(&found.id()).await.map_err(|error| found.error(error))?;
     Ok(Value::Bool(true))
 }
@@ -386,7 +390,8 @@ fn node_view(daemon: &Daemon, pool: &str, node: &NodeInfo) -> Value {
     }
     object.insert("pool".to_owned(), json!(pool));
     object.insert("read_only".to_owned(), json!(node.kind == NodeKind::Snapshot));
-    let by: Vec<&str> = node.pins.iter().map(|pin| pin.by.as_str()).collect();
+    let mut by: Vec<String> = node.pins.iter().map(|pin| pin.by.clone()).collect();
+    by.extend(daemon.transfers.needing(pool, node.uuid).into_iter().map(|transfer| transfer.by));
     object.insert("pinned_by".to_owned(), json!(by));
     object.insert("exports".to_owned(), json!(exports));
     Value::Object(object)
