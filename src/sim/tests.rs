@@ -52,6 +52,11 @@ fn every_sabotage_is_found() {
         (ForgetSnapshotFlush, 40),
         (ForgetTrim, 1),
         (TrustRecords, 106),
+        (ForgetHole, 1),
+        (IgnoreFua, 1),
+        (OneCopy, 1),
+        (ForgetPin, 1),
+        (ForgetZeroes, 1),
     ];
     for (what, first) in all {
         let found = (first..first + 300).find_map(|seed| {

@@ -5,15 +5,16 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use super::care::Scrubbing;
 use super::chance::Chance;
 use super::layout::{BLOCK, Version, parse};
 use super::life::Plan;
 use super::model::{Model, Moment};
 use crate::device::IoError;
 use crate::memory::DmaBuf;
-use crate::pool::{Pool, PoolError, PoolErrorKind, PoolManager, Volume};
+use crate::pool::{Pool, PoolError, PoolErrorKind, PoolEvent, PoolManager, Volume};
 
 /// An operation on the tree that was asked for and not answered.
 #[derive(Debug, Clone)]
@@ -49,6 +50,13 @@ pub(super) enum Doubt {
         name: String,
         size: u64,
     },
+    /// It changes nothing that the model knows.
+    Promote,
+    Pin {
+        name: String,
+        by: String,
+        pinned: bool,
+    },
 }
 
 pub(super) struct World {
@@ -74,6 +82,16 @@ pub(super) struct World {
     pub trace: bool,
     /// Bits were flipped.
     pub rotten: Cell<bool>,
+    /// Devices have failed at any time.
+    pub failed: bool,
+    /// Bits were flipped, and a check has repaired what can be repaired since.
+    pub repaired: Cell<bool>,
+    /// How the scrub must stand.
+    pub scrub: Cell<Scrubbing>,
+    /// When the scrub was started and how far it was, by the last answer.
+    pub scrubbed: Cell<(Option<u64>, u64)>,
+    /// What the pool told.
+    pub events: Arc<Mutex<Vec<PoolEvent>>>,
     /// A volume whose rollback to this snapshot was not answered, and may have been made or not.
     pub either: RefCell<Option<(String, String)>>,
     /// Hosts that use each volume now, and volumes that no host may begin to use.
@@ -103,6 +121,10 @@ impl Drop for Inside {
 
 impl World {
     pub fn new(model: Model, manager: PoolManager, plan: &Plan, chance: Chance) -> World {
+        let events: Arc<Mutex<Vec<PoolEvent>>> = Arc::default();
+        let sink = Arc::clone(&events);
+        let tell = move |event| sink.lock().map_or((), |mut events| events.push(event));
+        let manager = manager.with_events(Arc::new(tell));
         World {
             model: RefCell::new(model),
             doubt: RefCell::new(None),
@@ -117,6 +139,11 @@ impl World {
             snapshots_max: plan.snapshots_max,
             trace: plan.trace,
             rotten: Cell::new(plan.rotten),
+            failed: plan.failed,
+            repaired: Cell::new(false),
+            scrub: Cell::new(plan.scrub),
+            scrubbed: Cell::default(),
+            events,
             either: RefCell::new(None),
             gates: RefCell::default(),
             seeds: RefCell::new(chance),
