@@ -478,7 +478,8 @@ impl<'a> Proof<'a> {
                     Some(count) => line.referenced -= count,
                     None => line.exact = false,
                 }
-                if !line.loose && !(floor < here.birth() && here.birth() <= line.sealed) {
+                let since = floor < here.birth() && here.birth() <= line.sealed;
+                if !line.loose && !since {
                     self.wrong_pointer(
                         line.node,
                         &frame,

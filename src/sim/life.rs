@@ -51,6 +51,8 @@ pub(super) struct Plan {
     pub empty: bool,
     /// Close the pool in order at the end.
     pub close: bool,
+    /// The power may fail.
+    pub may_cut: bool,
     /// Say what is done to the tree.
     pub trace: bool,
 }
@@ -84,7 +86,9 @@ pub(super) fn live(
     let control = usize::from(plan.reactors);
     handles.truncate(control);
     let manager = PoolManager::new(handles, plan.cache_bytes);
-    let world = Rc::new(World::new(model, manager, plan, Chance::new(chance.next())));
+    let mut world = World::new(model, manager, plan, Chance::new(chance.next()));
+    world.power = plan.may_cut.then(|| disks.clone());
+    let world = Rc::new(world);
     *world.doubt.borrow_mut() = doubt;
     disks.set_faults(plan.faults);
     for at in 0..plan.hosts {

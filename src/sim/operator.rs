@@ -84,6 +84,7 @@ async fn ask<T>(
     let what = format!("{doubt:?}");
     *world.doubt.borrow_mut() = Some(doubt);
     world.say(|| format!("asked:  {what}"));
+    world.tempt();
     let answer = answer.await;
     world.say(|| format!("{}: {what}", if answer.is_ok() { "done" } else { "failed" }));
     match answer {
@@ -112,7 +113,7 @@ async fn create(world: &World, pool: &Pool, chance: &mut Chance) {
     }
 }
 
-async fn take(world: &World, pool: &Pool, chance: &mut Chance) {
+async fn take(world: &World, pool: &Arc<Pool>, chance: &mut Chance) {
     let mut pairs: Vec<(String, String)> = Vec::new();
     let wanted = if chance.happens(1, 3) { 3 } else { 1 };
     for _ in 0..wanted {
@@ -129,6 +130,14 @@ async fn take(world: &World, pool: &Pool, chance: &mut Chance) {
         model.watchers += 1;
         model.tick()
     };
+    if chance.happens(1, 3) {
+        // Shards that have something to commit while the snapshot is taken.
+        let (pool, after) = (Arc::clone(pool), Duration::from_micros(chance.below(400)));
+        crate::reactor::spawn(async move {
+            crate::reactor::sleep(after).await;
+            drop(pool.verify().await);
+        });
+    }
     let doubt = Doubt::Snapshots { pairs: pairs.clone(), asked };
     let taken = ask(world, doubt, pool.snapshot_group(pairs.clone())).await.is_some();
     {

@@ -99,6 +99,7 @@ impl Run {
             scrub: Scrubbing::default(),
             empty: false,
             close: false,
+            may_cut: false,
             trace: options.trace,
         };
         let layout = Layout::choose(&mut chance);
@@ -216,6 +217,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         let at = 1 + run.chance.below(if soon { 150 } else { 6_000 });
         let may_cut = !run.plan.close && !last && run.plan.create.is_none();
         run.disks.cut_after(may_cut.then_some(at));
+        run.plan.may_cut = may_cut;
         let life = run.live()?;
         left = left.saturating_sub(life.operations);
         let (cut, closed) = (run.disks.is_cut(), life.closed);

@@ -12,7 +12,7 @@ use super::chance::Chance;
 use super::layout::{BLOCK, Version, parse};
 use super::life::Plan;
 use super::model::{Model, Moment};
-use crate::device::IoError;
+use crate::device::{IoError, SimDisks};
 use crate::memory::DmaBuf;
 use crate::pool::{Pool, PoolError, PoolErrorKind, PoolEvent, PoolManager, Volume};
 
@@ -74,6 +74,8 @@ pub(super) struct World {
     pub finished: Cell<bool>,
     /// The pool was closed in order.
     pub closed: Cell<bool>,
+    /// The power supply, when it may fail in this life.
+    pub power: Option<SimDisks>,
     /// Devices fail now and then.
     pub faulty: bool,
     /// Snapshots to keep at most.
@@ -135,6 +137,7 @@ impl World {
             broken: Cell::new(false),
             finished: Cell::new(false),
             closed: Cell::new(false),
+            power: None,
             faulty: plan.faults.reads + plan.faults.writes + plan.faults.flushes > 0,
             snapshots_max: plan.snapshots_max,
             trace: plan.trace,
@@ -157,6 +160,15 @@ impl World {
     /// Says that something is wrong; only the first counts.
     pub fn complain(&self, text: impl Into<String>) {
         self.wrong.borrow_mut().get_or_insert_with(|| text.into());
+    }
+
+    /// Something is about to change the tree: the power may fail right in the middle of it.
+    pub fn tempt(&self) {
+        let Some(disks) = &self.power else { return };
+        let mut chance = self.chance();
+        if chance.happens(1, 25) {
+            disks.cut_after(Some(1 + chance.below(60)));
+        }
     }
 
     /// Says what is done, when that is wanted.
