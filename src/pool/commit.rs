@@ -166,7 +166,7 @@ impl Shard {
             out.copy_from_slice(content.bytes());
         }
         let data = buf.freeze();
-        let second = self.state.borrow().space.twin(first);
+        let second = self.state.borrow().space.twin(first).filter(|_| !is(Sabotage::OneCopy));
         let mut writes = Vec::with_capacity(2);
         for block in [Some(first), second].into_iter().flatten() {
             writes.push(self.device(block)?.write(block.offset(), data.clone()));

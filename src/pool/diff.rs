@@ -15,6 +15,7 @@ use super::error::PoolError;
 use super::home::Home;
 use super::node::NodeId;
 use super::pointer::{BLOCK_BYTES, CHUNK_BYTES, FANOUT};
+use super::sabotage::{Sabotage, is};
 use super::shard::Shard;
 use super::volume::slots_before;
 use super::walk::Comparison;
@@ -121,7 +122,8 @@ impl Shard {
             for (slot, place) in step.leaf.into_iter().flatten().enumerate().skip(first) {
                 let slot = leaf * FANOUT as u64 + slot as u64;
                 // Two holes are the same, whenever they were made.
-                if place.shared || place.a.same_block(place.b) || slot >= end {
+                let forgotten = is(Sabotage::ForgetZeroes) && place.a.is_hole();
+                if place.shared || place.a.same_block(place.b) || slot >= end || forgotten {
                     continue;
                 }
                 let kind = if place.a.is_hole() { RangeKind::Zero } else { RangeKind::Data };

@@ -11,6 +11,7 @@ use super::home::{Home, check_name};
 use super::info::NodeInfo;
 use super::node::NodeId;
 use super::records::{Changes, Entity, NodeRecord, Pin, Records, VolumeRecord};
+use super::sabotage::{Sabotage, is};
 use super::tree::VolumeId;
 use crate::device::IoError;
 use crate::reactor::unix_now;
@@ -99,6 +100,11 @@ impl Home {
                     changes.node(id, Some(NodeRecord { pins, ..node }));
                 }
             }
+        }
+        if is(Sabotage::ForgetPin) {
+            self.records.borrow_mut().apply(changes);
+            drop(lock);
+            return self.brief(name).await;
         }
         match grows {
             true => self.commit_new(changes).await?,

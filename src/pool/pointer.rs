@@ -181,6 +181,12 @@ impl Page {
         Box::new(Page { slots: [U128::ZERO; FANOUT] })
     }
 
+    /// A page of what a hole in its place stands for: holes that became so when it did.
+    pub fn of_holes(hole: Pointer) -> Box<Page> {
+        debug_assert!(hole.is_hole());
+        Box::new(Page { slots: [U128::new(hole.0); FANOUT] })
+    }
+
     /// A copy of 4096 stored bytes; `None` when the length is wrong or a pointer carries flags this format
     /// does not know.
     pub fn parse(bytes: &[u8]) -> Option<Box<Page>> {

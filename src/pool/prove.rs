@@ -471,16 +471,25 @@ impl<'a> Proof<'a> {
             return Ok(());
         }
         let here = frame.here;
+        let floor = picture.nodes.floor(line.node, end_leaf(frame.height, frame.index));
         if here.is_hole() {
             if !base.is_hole() {
                 match self.count(picture, base, frame.height).await? {
                     Some(count) => line.referenced -= count,
                     None => line.exact = false,
                 }
+                let since = floor < here.birth() && here.birth() <= line.sealed;
+                if !line.loose && !since {
+                    self.wrong_pointer(
+                        line.node,
+                        &frame,
+                        Kind::Pointer,
+                        "what its node grew from has a block there",
+                    );
+                }
             }
             return Ok(());
         }
-        let floor = picture.nodes.floor(line.node, end_leaf(frame.height, frame.index));
         if here.same_block(base) {
             let stored = !picture.unstored.contains_key(&here.block());
             if here.birth() > floor || (stored && here != base) {
@@ -556,15 +565,16 @@ impl<'a> Proof<'a> {
 
     fn wrong_pointer(&mut self, node: NodeId, frame: &Frame, kind: Kind, why: &str) {
         let block = frame.here.block();
+        let named = if block == Block::HOLE { "a hole".to_owned() } else { format!("block {block:?}") };
         let what = format!(
-            "{}, shard {}: block {block:?} was born in epoch {}; {why}",
+            "{}, shard {}: {named} was born in epoch {}; {why}",
             self.names.name(node),
             self.shard.index,
             frame.here.birth()
         );
         let mut finding = Finding::new(Severity::Contradiction, kind, what).costs("what that block leads to");
         finding.extents = self.extents_of(node, frame.height, frame.index);
-        self.found(self.place(finding, block));
+        self.found(if block == Block::HOLE { finding } else { self.place(finding, block) });
     }
 
     fn lose_page(&mut self, frame: &Frame, line: &Line) {

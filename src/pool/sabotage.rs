@@ -25,6 +25,14 @@ pub enum Sabotage {
     TrustRecords,
     /// A hole forgets when it became one.
     ForgetHole,
+    /// A write with FUA is answered like any other.
+    IgnoreFua,
+    /// The second copy of a commit's metadata is not written.
+    OneCopy,
+    /// A pin is kept in memory alone.
+    ForgetPin,
+    /// A difference does not tell of what became zero.
+    ForgetZeroes,
 }
 
 #[cfg(test)]

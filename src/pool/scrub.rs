@@ -305,7 +305,9 @@ impl Home {
             noted.places.clear();
             noted.started
         };
-        let forget = move |shard: Rc<Shard>| async move { shard.damage.borrow_mut().forget_unseen(started) };
+        // The date may have been set back since; what was met in this process was met after it took the scrub up.
+        let since = started.min(self.scrub.begun.borrow().0);
+        let forget = move |shard: Rc<Shard>| async move { shard.damage.borrow_mut().forget_unseen(since) };
         self.owners.each(forget).await?;
         self.note_scrub().await
     }

@@ -301,7 +301,13 @@ impl State {
                 self.pages.page_mut(above).set(usize::from(slot), named);
             }
         }
-        Ok(self.pages.insert_dirty(block, page.unwrap_or_else(Page::empty), object, level, parent))
+        Ok(self.pages.insert_dirty(
+            block,
+            page.unwrap_or_else(|| Page::of_holes(pointer)),
+            object,
+            level,
+            parent,
+        ))
     }
 
     pub(super) fn finalize_nodes(&mut self) {

@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::io::Source;
 use super::local::Owners;
 use super::pointer::{BLOCK_BYTES, CHUNK_BYTES, FANOUT};
+use super::sabotage::{Sabotage, is};
 use crate::device::IoError;
 use crate::memory::{DmaBuf, DmaSlice};
 
@@ -203,6 +204,7 @@ impl Volume {
     }
 
     async fn settle(&self, fua: bool) -> Result<(), IoError> {
+        let fua = fua && !is(Sabotage::IgnoreFua);
         match fua || !self.shared.write_cache {
             true => self.shared.owners.flush().await,
             false => Ok(()),

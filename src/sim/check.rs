@@ -122,6 +122,9 @@ fn resolve(world: &World, listed: &[NodeInfo]) {
         Doubt::Rollback { volume, snapshot, keep: Some(keep), asked } if there(&keep) => {
             rolled_back(world, &volume, &snapshot, Some(&keep), asked);
         }
+        Doubt::Rollback { volume, snapshot, keep: None, asked } if grew_from(world, listed, &volume) => {
+            rolled_back(world, &volume, &snapshot, None, asked);
+        }
         Doubt::Rollback { volume, snapshot, keep: None, asked } => {
             let size = |name: &str| listed.iter().find(|node| node.name == name).map(|node| node.size);
             let before = world.model.borrow().volumes.get(&volume).map(|volume| volume.size);
@@ -137,7 +140,33 @@ fn resolve(world: &World, listed: &[NodeInfo]) {
         Doubt::Resize { name, size } if listed.iter().any(|node| node.name == name && node.size == size) => {
             world.model.borrow_mut().resize(&name, size);
         }
+        Doubt::Pin { name, by, pinned } => {
+            let is = |node: &&NodeInfo| node.name == name && node.pins.iter().any(|pin| pin.by == by);
+            if listed.iter().any(|node| is(&node)) == pinned {
+                world.model.borrow_mut().family.pin(&name, &by, pinned);
+            }
+        }
         _ => {}
+    }
+}
+
+/// Whether a volume has another parent than it is known to have had.
+fn grew_from(world: &World, listed: &[NodeInfo], volume: &str) -> bool {
+    let known = world.model.borrow().family.of(volume).parent;
+    listed.iter().any(|node| node.name == volume && node.parent != known)
+}
+
+/// Parents and pins must be what they are known to be.
+fn check_family(world: &World, listed: &[NodeInfo]) {
+    for node in listed {
+        let kin = world.model.borrow().family.of(&node.name);
+        let pins: BTreeSet<String> = node.pins.iter().map(|pin| pin.by.clone()).collect();
+        if node.parent != kin.parent || pins != kin.pins {
+            world.complain(format!(
+                "{} has parent {:?} and pins {pins:?}; known is {kin:?}",
+                node.name, node.parent
+            ));
+        }
     }
 }
 
@@ -166,6 +195,7 @@ pub(super) async fn check_all(world: &World, pool: &Pool, crashed: bool) {
         world.complain(format!("missing are {missing:?}; nobody made {extra:?}"));
         return;
     }
+    check_family(world, &listed);
     let volumes: Vec<(String, u64)> =
         world.model.borrow().volumes.iter().map(|(name, volume)| (name.clone(), volume.size)).collect();
     for (name, size) in volumes {
@@ -235,6 +265,13 @@ pub(super) async fn check_emptied(world: &World, pool: &Pool) {
         let model = world.model.borrow();
         model.volumes.keys().chain(model.snapshots.keys()).cloned().collect()
     };
+    let pinned = world.model.borrow().family.pinned();
+    for (name, by) in pinned {
+        if let Err(error) = pool.unpin(&name, &by).await {
+            world.refused_by_pool(&format!("unpinning {name}"), &error);
+            return;
+        }
+    }
     let ballast = pool.find(BALLAST).await.is_ok().then(|| BALLAST.to_owned());
     for name in names.into_iter().chain(ballast) {
         match pool.delete(&name).await {

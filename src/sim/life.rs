@@ -5,6 +5,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::care::{self, Scrubbing};
 use super::chance::Chance;
 use super::check;
 use super::hosts::host;
@@ -38,12 +39,20 @@ pub(super) struct Plan {
     pub faults: SimFaults,
     /// The last life closed the pool in order.
     pub was_closed: bool,
-    /// Bits were flipped since.
+    /// Bits were flipped, now or in an earlier life.
     pub rotten: bool,
+    /// Devices have failed, in this life or in an earlier one: writes of which nobody was told may be missing.
+    pub failed: bool,
+    /// Bits were flipped since the last life: let the pool repair itself.
+    pub repair: bool,
+    /// How the scrub was left.
+    pub scrub: Scrubbing,
     /// At the end delete everything and see that all space came back.
     pub empty: bool,
     /// Close the pool in order at the end.
     pub close: bool,
+    /// The power may fail.
+    pub may_cut: bool,
     /// Say what is done to the tree.
     pub trace: bool,
 }
@@ -54,6 +63,9 @@ pub(super) struct Life {
     pub doubt: Option<super::world::Doubt>,
     pub wrong: Option<String>,
     pub closed: bool,
+    /// All that can be repaired was.
+    pub repaired: bool,
+    pub scrub: Scrubbing,
     /// Operations made.
     pub operations: u64,
     /// Simulated time.
@@ -74,7 +86,9 @@ pub(super) fn live(
     let control = usize::from(plan.reactors);
     handles.truncate(control);
     let manager = PoolManager::new(handles, plan.cache_bytes);
-    let world = Rc::new(World::new(model, manager, plan, Chance::new(chance.next())));
+    let mut world = World::new(model, manager, plan, Chance::new(chance.next()));
+    world.power = plan.may_cut.then(|| disks.clone());
+    let world = Rc::new(world);
     *world.doubt.borrow_mut() = doubt;
     disks.set_faults(plan.faults);
     for at in 0..plan.hosts {
@@ -105,6 +119,8 @@ pub(super) fn live(
         doubt: world.doubt.take(),
         wrong: world.wrong.take(),
         closed: world.closed.get(),
+        repaired: world.repaired.get(),
+        scrub: world.scrub.get(),
         operations,
         time,
     }
@@ -153,6 +169,10 @@ async fn manage(world: Rc<World>, disks: SimDisks, plan: Plan) {
         fill_up(&world, &pool, leave).await;
     }
     check::check_all(&world, &pool, !plan.was_closed).await;
+    care::judge_scrub_after_import(&world, &pool).await;
+    if plan.repair && world.goes_on() {
+        care::repair(&world, &pool).await;
+    }
     *world.pool.borrow_mut() = Some(pool.clone());
     if plan.operations > 0 && world.goes_on() {
         operate(Rc::clone(&world)).await;

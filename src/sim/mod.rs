@@ -10,15 +10,21 @@
 //! |---|---|
 //! | `layout` | which blocks are used and what is written into them |
 //! | `model` | what may be read, be in a snapshot, be left by a crash |
+//! | `family` | who grew from whom, and who is pinned |
 //! | `hosts`, `operator` | what is done to the pool |
+//! | `care` | what an operator does to keep a pool well: checks with repair, scrubs |
 //! | `check` | looking at everything after a crash |
+//! | `compare` | differences between two nodes, while hosts write |
 //! | `life`, `world` | one life of the pool |
 //! | `run` | whole runs: at random, and with the power cut at every step in turn |
 
 #![forbid(unsafe_code)]
 
+mod care;
 mod chance;
 mod check;
+mod compare;
+mod family;
 mod hosts;
 mod layout;
 mod life;

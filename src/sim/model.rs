@@ -13,6 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::family::Family;
 use super::layout::{Layout, Version};
 
 /// Moments of a run.
@@ -50,6 +51,12 @@ impl History {
     fn find(&self, version: Version, from: Moment, to: Moment) -> Option<&Entry> {
         let candidates = &self.entries[self.certain(from)..];
         candidates.iter().find(|entry| entry.version == version && entry.submitted < to)
+    }
+
+    /// What the block holds when it cannot be read.
+    fn lost(&self, damaged: &BTreeSet<(Version, u64)>, offset: u64) -> Version {
+        let versions = self.entries.iter().rev().map(|entry| entry.version);
+        versions.into_iter().find(|version| damaged.contains(&(*version, offset))).unwrap_or(self.last())
     }
 
     fn last(&self) -> Version {
@@ -90,6 +97,8 @@ pub(super) struct Model {
     next_version: Version,
     pub volumes: BTreeMap<String, Volume>,
     pub snapshots: BTreeMap<String, Snapshot>,
+    /// Parents and pins.
+    pub family: Family,
     /// Blocks whose only copy was damaged: reading them may fail.
     pub damaged: BTreeSet<(Version, u64)>,
     /// Reads and snapshots under way: no history may be shortened.
@@ -104,6 +113,7 @@ impl Model {
             next_version: 1,
             volumes: BTreeMap::new(),
             snapshots: BTreeMap::new(),
+            family: Family::default(),
             damaged: BTreeSet::new(),
             watchers: 0,
         }
@@ -123,6 +133,7 @@ impl Model {
         let spots = vec![History::new(0); self.layout.spots_within(size)];
         let volume = Volume { size, write_cache, spots, busy: BTreeSet::new() };
         self.volumes.insert(name.to_owned(), volume);
+        self.family.grew(name, None);
     }
 
     /// A write, or with version 0 a trim, of `count` spots is submitted.
@@ -196,11 +207,12 @@ impl Model {
     }
 
     /// A snapshot was taken of a volume as it was at some moment between `asked` and now.
-    pub fn take(&mut self, volume: &str, snapshot: &str, asked: Moment) {
+    pub fn take(&mut self, name: &str, snapshot: &str, asked: Moment) {
         let answered = self.tick();
-        let Some(volume) = self.volumes.get_mut(volume) else { return };
+        let Some(volume) = self.volumes.get_mut(name) else { return };
         let content = Content::Taken { asked, answered, histories: volume.spots.clone() };
         self.snapshots.insert(snapshot.to_owned(), Snapshot { size: volume.size, content });
+        self.family.taken(name, snapshot);
         // What was acknowledged before is durable with it.
         for history in &mut volume.spots {
             history.durable = history.durable.max(history.certain(asked));
@@ -264,9 +276,10 @@ impl Model {
                     ));
                 }
             }
-            let last = histories.iter().map(History::last);
-            let known = versions.iter().zip(last).map(|(found, last)| found.unwrap_or(last)).collect();
-            snapshot.content = Content::Known(known);
+            let known = versions.iter().zip(histories).enumerate().map(|(spot, (found, history))| {
+                found.unwrap_or_else(|| history.lost(&self.damaged, self.layout.offset(spot)))
+            });
+            snapshot.content = Content::Known(known.collect());
         }
         Ok(())
     }
@@ -293,8 +306,9 @@ impl Model {
     pub fn set(&mut self, volume: &str, found: &[Option<Version>]) {
         let Some(state) = self.volumes.get_mut(volume) else { return };
         state.busy.clear();
-        for (history, version) in state.spots.iter_mut().zip(found) {
-            *history = History::new(version.unwrap_or(history.last()));
+        for (spot, (history, version)) in state.spots.iter_mut().zip(found).enumerate() {
+            let lost = || history.lost(&self.damaged, self.layout.offset(spot));
+            *history = History::new(version.unwrap_or_else(lost));
         }
     }
 
@@ -305,7 +319,7 @@ impl Model {
         history.entries[history.durable..].iter().map(|entry| entry.version).collect()
     }
 
-    /// A volume that begins as a snapshot is.
+    /// A volume that begins, or goes on, as a snapshot is.
     pub fn clone_of(&mut self, snapshot: &str, name: &str, write_cache: bool) {
         let Some(Snapshot { size, content: Content::Known(versions) }) = self.snapshots.get(snapshot) else {
             return;
@@ -313,6 +327,7 @@ impl Model {
         let spots = versions.iter().map(|version| History::new(*version)).collect();
         let volume = Volume { size: *size, write_cache, spots, busy: BTreeSet::new() };
         self.volumes.insert(name.to_owned(), volume);
+        self.family.grew(name, Some(snapshot));
     }
 
     /// A volume has another size now. What is new reads as zeroes.
@@ -322,6 +337,43 @@ impl Model {
         volume.size = size;
         volume.spots.truncate(spots);
         volume.spots.resize(spots, History::new(0));
+    }
+
+    /// What each block may hold at some moment since `from`: one version for a snapshot that was looked at, some for a
+    /// volume that is written. `None` when nobody looked yet.
+    pub fn versions_since(&self, name: &str, from: Moment) -> Option<Vec<Vec<Version>>> {
+        if let Some(known) = self.known(name) {
+            return Some(known.iter().map(|version| vec![*version]).collect());
+        }
+        let spots = self.volumes.get(name)?.spots.len();
+        Some((0..spots).map(|spot| self.readable(name, spot, from)).collect())
+    }
+
+    /// Volumes and snapshots, and places in them, that hold a block that was damaged. Only to be asked while nothing is
+    /// under way.
+    pub fn lost_places(&self) -> BTreeSet<(String, u64)> {
+        let mut places = BTreeSet::new();
+        let mut look = |name: &String, spot: usize, version: Version| {
+            let offset = self.layout.offset(spot);
+            if self.damaged.contains(&(version, offset)) {
+                places.insert((name.clone(), offset));
+            }
+        };
+        for (name, volume) in &self.volumes {
+            volume.spots.iter().enumerate().for_each(|(spot, history)| look(name, spot, history.last()));
+        }
+        for (name, snapshot) in &self.snapshots {
+            if let Content::Known(versions) = &snapshot.content {
+                versions.iter().enumerate().for_each(|(spot, version)| look(name, spot, *version));
+            }
+        }
+        places
+    }
+
+    /// Size of a volume or snapshot.
+    pub fn size(&self, name: &str) -> Option<u64> {
+        let snapshot = || self.snapshots.get(name).map(|snapshot| snapshot.size);
+        self.volumes.get(name).map(|volume| volume.size).or_else(snapshot)
     }
 
     /// Blocks of data that a volume or snapshot holds, if it is known.

@@ -2,14 +2,17 @@
 
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::care;
 use super::chance::Chance;
 use super::check;
+use super::compare;
 use super::world::{Doubt, World};
-use crate::pool::{Pool, PoolError, VolumeSpec};
+use crate::pool::{Pool, PoolError, PoolErrorKind, VolumeSpec};
 
 /// Volumes that a run keeps at most.
 const VOLUMES_MAX: usize = 4;
@@ -46,7 +49,7 @@ async fn one(world: &Rc<World>, pool: &Arc<Pool>, chance: &mut Chance, serial: u
         (model.volumes.len(), model.snapshots.len())
     };
     let snapshots_max = world.snapshots_max;
-    match chance.below(24) {
+    match chance.below(34) {
         _ if volumes == 0 => create(world, pool, chance).await,
         0 | 1 if volumes < VOLUMES_MAX => create(world, pool, chance).await,
         2..=8 if snapshots < snapshots_max => take(world, pool, chance).await,
@@ -64,6 +67,10 @@ async fn one(world: &Rc<World>, pool: &Arc<Pool>, chance: &mut Chance, serial: u
         20 => rename(world, pool, chance).await,
         21 => resize(world, pool, chance).await,
         22 if serial.is_multiple_of(4) => check::prove(world, pool).await,
+        23..=27 => compare::compare(world, pool, chance).await,
+        28 | 29 => promote(world, pool, chance).await,
+        30 | 31 => pin(world, pool, chance).await,
+        32 => care::scrub(world, pool, chance).await,
         _ => look_again(world, pool, chance).await,
     }
 }
@@ -77,6 +84,7 @@ async fn ask<T>(
     let what = format!("{doubt:?}");
     *world.doubt.borrow_mut() = Some(doubt);
     world.say(|| format!("asked:  {what}"));
+    world.tempt();
     let answer = answer.await;
     world.say(|| format!("{}: {what}", if answer.is_ok() { "done" } else { "failed" }));
     match answer {
@@ -105,7 +113,7 @@ async fn create(world: &World, pool: &Pool, chance: &mut Chance) {
     }
 }
 
-async fn take(world: &World, pool: &Pool, chance: &mut Chance) {
+async fn take(world: &World, pool: &Arc<Pool>, chance: &mut Chance) {
     let mut pairs: Vec<(String, String)> = Vec::new();
     let wanted = if chance.happens(1, 3) { 3 } else { 1 };
     for _ in 0..wanted {
@@ -122,6 +130,14 @@ async fn take(world: &World, pool: &Pool, chance: &mut Chance) {
         model.watchers += 1;
         model.tick()
     };
+    if chance.happens(1, 3) {
+        // Shards that have something to commit while the snapshot is taken.
+        let (pool, after) = (Arc::clone(pool), Duration::from_micros(chance.below(400)));
+        crate::reactor::spawn(async move {
+            crate::reactor::sleep(after).await;
+            drop(pool.verify().await);
+        });
+    }
     let doubt = Doubt::Snapshots { pairs: pairs.clone(), asked };
     let taken = ask(world, doubt, pool.snapshot_group(pairs.clone())).await.is_some();
     {
@@ -150,6 +166,12 @@ async fn rollback(world: &World, pool: &Pool, chance: &mut Chance) {
     let (Some(name), Some(target)) = (volume(world, chance), snapshot(world, chance)) else { return };
     let keep = chance.happens(2, 3).then(|| fresh(world, 'k'));
     world.shut(&name).await;
+    let pins = world.model.borrow().family.of(&name).pins;
+    if keep.is_none() && !pins.is_empty() {
+        must_name_pins(world, &name, &pins, pool.rollback(&name, &target, None).await);
+        world.open_gate(&name);
+        return;
+    }
     let asked = world.model.borrow_mut().tick();
     let doubt = Doubt::Rollback { volume: name.clone(), snapshot: target.clone(), keep: keep.clone(), asked };
     if ask(world, doubt, pool.rollback(&name, &target, keep.clone())).await.is_some() {
@@ -171,7 +193,24 @@ pub(super) fn rolled_back(world: &World, name: &str, target: &str, keep: Option<
     model.clone_of(target, name, write_cache);
 }
 
+/// What would lose a pinned node is refused, and the refusal says who pinned it.
+fn must_name_pins<T>(world: &World, name: &str, pins: &BTreeSet<String>, answer: Result<T, PoolError>) {
+    let refusal = answer.err();
+    let fits = |error: &PoolError| {
+        error.kind == PoolErrorKind::Busy && pins.iter().all(|by| error.text.contains(by))
+    };
+    if !refusal.as_ref().is_some_and(fits) {
+        world.complain(format!("{name} is pinned by {pins:?}, but to lose it is answered with {refusal:?}"));
+    }
+}
+
 async fn delete(world: &World, pool: &Pool, name: &str) {
+    let pins = world.model.borrow().family.of(name).pins;
+    if !pins.is_empty() {
+        must_name_pins(world, name, &pins, pool.delete(name).await);
+        world.open_gate(name);
+        return;
+    }
     let doubt = Doubt::Delete { name: name.to_owned() };
     if ask(world, doubt, pool.delete(name)).await.is_some() {
         deleted(world, name);
@@ -183,6 +222,60 @@ pub(super) fn deleted(world: &World, name: &str) {
     let mut model = world.model.borrow_mut();
     model.volumes.remove(name);
     model.snapshots.remove(name);
+    model.family.gone(name);
+}
+
+/// Makes a clone the main line. Bytes, names and parents stay as they are.
+async fn promote(world: &World, pool: &Pool, chance: &mut Chance) {
+    let Some(name) = volume(world, chance) else { return };
+    let before = match pool.nodes().await {
+        Ok(nodes) => nodes,
+        Err(error) => {
+            world.refused_by_pool("listing", &error);
+            return;
+        }
+    };
+    let promoted = async {
+        match pool.promote(&name).await {
+            // A volume that was made from none.
+            Err(error) if error.kind == PoolErrorKind::Invalid => Ok(false),
+            answer => answer.map(|_| true),
+        }
+    };
+    if ask(world, Doubt::Promote, promoted).await != Some(true) {
+        return;
+    }
+    match pool.nodes().await {
+        Ok(after) => {
+            let owner = |nodes: &[crate::pool::NodeInfo], snapshot: &str| {
+                nodes.iter().find(|node| node.name == snapshot).and_then(|node| node.volume.clone())
+            };
+            let changed = after.iter().filter(|node| node.volume != owner(&before, &node.name));
+            for node in changed.filter(|node| node.volume.as_deref() != Some(&name)) {
+                world.complain(format!("promoting {name} gave {} to {:?}", node.name, node.volume));
+            }
+        }
+        Err(error) => {
+            world.refused_by_pool("listing", &error);
+        }
+    }
+}
+
+async fn pin(world: &World, pool: &Pool, chance: &mut Chance) {
+    let snapshots = chance.happens(3, 4);
+    let name = if snapshots { snapshot(world, chance) } else { volume(world, chance) };
+    let Some(name) = name else { return };
+    // Those that are pinned are not deleted, so fewer are pinned than unpinned.
+    let pinned = chance.happens(2, 5);
+    let by = ["ann", "ben"][chance.below(2) as usize].to_owned();
+    let doubt = Doubt::Pin { name: name.clone(), by: by.clone(), pinned };
+    let done = match pinned {
+        true => ask(world, doubt, pool.pin(&name, &by, None)).await,
+        false => ask(world, doubt, pool.unpin(&name, &by)).await,
+    };
+    if done.is_some() {
+        world.model.borrow_mut().family.pin(&name, &by, pinned);
+    }
 }
 
 async fn rename(world: &World, pool: &Pool, chance: &mut Chance) {
@@ -206,6 +299,7 @@ pub(super) fn renamed(world: &World, name: &str, new: &str) {
     if let Some(snapshot) = model.snapshots.remove(name) {
         model.snapshots.insert(new.to_owned(), snapshot);
     }
+    model.family.renamed(name, new);
 }
 
 async fn resize(world: &World, pool: &Pool, chance: &mut Chance) {

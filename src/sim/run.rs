@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use super::care::Scrubbing;
 use super::chance::Chance;
 use super::layout::{Layout, parse};
 use super::life::{Life, Plan, live};
@@ -65,6 +66,8 @@ struct Run {
     model: Model,
     doubt: Option<Doubt>,
     plan: Plan,
+    /// A device on which bits were flipped that may not have been repaired yet.
+    rotten: Option<usize>,
     report: Report,
 }
 
@@ -91,8 +94,12 @@ impl Run {
             faults: SimFaults::default(),
             was_closed: true,
             rotten: false,
+            repair: false,
+            failed: false,
+            scrub: Scrubbing::default(),
             empty: false,
             close: false,
+            may_cut: false,
             trace: options.trace,
         };
         let layout = Layout::choose(&mut chance);
@@ -102,6 +109,7 @@ impl Run {
             devices,
             model: Model::new(layout),
             doubt: None,
+            rotten: None,
             plan,
             report: Report::default(),
             chance,
@@ -130,23 +138,61 @@ impl Run {
     /// Takes over what a life left behind.
     fn carry(&mut self, life: Life) {
         self.plan.was_closed = life.closed;
+        self.plan.scrub = life.scrub;
+        if life.repaired {
+            (self.rotten, self.plan.repair) = (None, false);
+        }
         self.model = life.model;
         self.doubt = life.doubt;
     }
 
-    /// Flips a bit on the first device of a pool that was closed in order. Other devices have the other copy of all
-    /// metadata; of data there is no other.
+    /// How many blocks of all disks hold the same.
+    fn copies(&self, bytes: &[u8]) -> usize {
+        let same = |disk: usize| {
+            let blocks = self.disks.blocks(disk).into_iter();
+            blocks.filter(|block| self.disks.block(disk, *block) == bytes).count()
+        };
+        (0..self.devices).map(same).sum()
+    }
+
+    /// Flips bits of a pool that was closed in order, so that of all metadata one copy stays whole: in blocks of one of
+    /// several devices, or in one block. Of data there is no other copy.
     fn rot(&mut self) {
-        let blocks = self.disks.blocks(0);
-        let Some(block) = self.chance.pick(blocks.into_iter()) else { return };
-        if let Some((version, offset)) = parse(&self.disks.block(0, block))
-            && version != 0
-        {
-            self.model.damaged.insert((version, offset));
+        let device = match self.rotten {
+            // Until all is whole again, no other device may suffer; a single one not again.
+            Some(_) if self.devices == 1 => return,
+            Some(device) => device,
+            None => self.chance.below(self.devices as u64) as usize,
+        };
+        let blocks = self.disks.blocks(device);
+        let count = if self.devices > 1 { 1 + self.chance.below(5) } else { 1 };
+        let mut label = self.rotten.is_some();
+        for _ in 0..count {
+            let Some(block) = self.chance.pick(blocks.iter()).copied() else { return };
+            let bytes = self.disks.block(device, block);
+            if bytes.iter().all(|byte| *byte == bytes[0]) {
+                // What only takes up space.
+                continue;
+            }
+            // Both copies of a label lie on the device that it names.
+            let is_label = bytes.starts_with(b"RIMROCK");
+            if is_label && std::mem::replace(&mut label, true) {
+                continue;
+            }
+            if let Some((version, offset)) = parse(&bytes)
+                && version != 0
+            {
+                // A write in pieces may have left a second one, and nobody can tell which is in use.
+                if self.copies(&bytes) > 1 {
+                    continue;
+                }
+                self.model.damaged.insert((version, offset));
+            }
+            self.rotten = Some(device);
+            (self.plan.rotten, self.plan.repair) = (true, true);
+            let byte = block * 4096 + self.chance.below(4096);
+            self.disks.flip(device, byte, self.chance.below(8) as u32);
         }
-        self.plan.rotten = true;
-        let byte = block * 4096 + self.chance.below(4096);
-        self.disks.flip(0, byte, self.chance.below(8) as u32);
     }
 }
 
@@ -154,15 +200,16 @@ impl Run {
 pub fn run(options: &Options) -> Result<Report, Failure> {
     let mut run = Run::new(options);
     let kind = run.chance.below(10);
-    let (faulty, rots) = (kind == 7 || kind == 8, kind == 9 && run.devices > 1);
+    let (faulty, rots) = (kind == 7 || kind == 8, kind == 6 || kind == 9);
     let mut left = options.operations;
     while left > 0 {
         let last = left < 400;
         run.plan.operations = if last { left } else { 100 + run.chance.below(left.min(2000) - 99) };
-        run.plan.close = run.chance.happens(1, 5) || rots;
+        run.plan.close = run.chance.happens(if rots { 4 } else { 1 }, 5);
         run.plan.empty = last;
         run.plan.faults = SimFaults::default();
         if faulty && !last && run.chance.happens(2, 3) && run.plan.create.is_none() {
+            run.plan.failed = true;
             run.plan.faults = SimFaults { reads: 300, writes: 200, flushes: 200 };
         }
         // Sometimes the power fails before the pool has even been opened again.
@@ -170,6 +217,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         let at = 1 + run.chance.below(if soon { 150 } else { 6_000 });
         let may_cut = !run.plan.close && !last && run.plan.create.is_none();
         run.disks.cut_after(may_cut.then_some(at));
+        run.plan.may_cut = may_cut;
         let life = run.live()?;
         left = left.saturating_sub(life.operations);
         let (cut, closed) = (run.disks.is_cut(), life.closed);
@@ -179,7 +227,8 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
             true if !closed => run.disks.power_cycle(),
             _ => run.disks.settle(),
         }
-        if rots && closed {
+        // A bit flipped twice would be whole again.
+        if rots && closed && run.model.damaged.len() < 100 {
             run.rot();
         }
         // The next process may have other cores.

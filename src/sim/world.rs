@@ -5,15 +5,16 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use super::care::Scrubbing;
 use super::chance::Chance;
 use super::layout::{BLOCK, Version, parse};
 use super::life::Plan;
 use super::model::{Model, Moment};
-use crate::device::IoError;
+use crate::device::{IoError, SimDisks};
 use crate::memory::DmaBuf;
-use crate::pool::{Pool, PoolError, PoolErrorKind, PoolManager, Volume};
+use crate::pool::{Pool, PoolError, PoolErrorKind, PoolEvent, PoolManager, Volume};
 
 /// An operation on the tree that was asked for and not answered.
 #[derive(Debug, Clone)]
@@ -49,6 +50,13 @@ pub(super) enum Doubt {
         name: String,
         size: u64,
     },
+    /// It changes nothing that the model knows.
+    Promote,
+    Pin {
+        name: String,
+        by: String,
+        pinned: bool,
+    },
 }
 
 pub(super) struct World {
@@ -66,6 +74,8 @@ pub(super) struct World {
     pub finished: Cell<bool>,
     /// The pool was closed in order.
     pub closed: Cell<bool>,
+    /// The power supply, when it may fail in this life.
+    pub power: Option<SimDisks>,
     /// Devices fail now and then.
     pub faulty: bool,
     /// Snapshots to keep at most.
@@ -74,6 +84,16 @@ pub(super) struct World {
     pub trace: bool,
     /// Bits were flipped.
     pub rotten: Cell<bool>,
+    /// Devices have failed at any time.
+    pub failed: bool,
+    /// Bits were flipped, and a check has repaired what can be repaired since.
+    pub repaired: Cell<bool>,
+    /// How the scrub must stand.
+    pub scrub: Cell<Scrubbing>,
+    /// When the scrub was started and how far it was, by the last answer.
+    pub scrubbed: Cell<(Option<u64>, u64)>,
+    /// What the pool told.
+    pub events: Arc<Mutex<Vec<PoolEvent>>>,
     /// A volume whose rollback to this snapshot was not answered, and may have been made or not.
     pub either: RefCell<Option<(String, String)>>,
     /// Hosts that use each volume now, and volumes that no host may begin to use.
@@ -103,6 +123,10 @@ impl Drop for Inside {
 
 impl World {
     pub fn new(model: Model, manager: PoolManager, plan: &Plan, chance: Chance) -> World {
+        let events: Arc<Mutex<Vec<PoolEvent>>> = Arc::default();
+        let sink = Arc::clone(&events);
+        let tell = move |event| sink.lock().map_or((), |mut events| events.push(event));
+        let manager = manager.with_events(Arc::new(tell));
         World {
             model: RefCell::new(model),
             doubt: RefCell::new(None),
@@ -113,10 +137,16 @@ impl World {
             broken: Cell::new(false),
             finished: Cell::new(false),
             closed: Cell::new(false),
+            power: None,
             faulty: plan.faults.reads + plan.faults.writes + plan.faults.flushes > 0,
             snapshots_max: plan.snapshots_max,
             trace: plan.trace,
             rotten: Cell::new(plan.rotten),
+            failed: plan.failed,
+            repaired: Cell::new(false),
+            scrub: Cell::new(plan.scrub),
+            scrubbed: Cell::default(),
+            events,
             either: RefCell::new(None),
             gates: RefCell::default(),
             seeds: RefCell::new(chance),
@@ -130,6 +160,15 @@ impl World {
     /// Says that something is wrong; only the first counts.
     pub fn complain(&self, text: impl Into<String>) {
         self.wrong.borrow_mut().get_or_insert_with(|| text.into());
+    }
+
+    /// Something is about to change the tree: the power may fail right in the middle of it.
+    pub fn tempt(&self) {
+        let Some(disks) = &self.power else { return };
+        let mut chance = self.chance();
+        if chance.happens(1, 25) {
+            disks.cut_after(Some(1 + chance.below(60)));
+        }
     }
 
     /// Says what is done, when that is wanted.
