@@ -126,7 +126,7 @@ fn format_size_or_zero(bytes: u64) -> String {
 }
 
 /// `2026-01-31 23:59:59`, by the civil-from-days rule of the proleptic Gregorian calendar.
-fn utc(seconds: u64) -> String {
+pub fn utc(seconds: u64) -> String {
     let (days, second) = ((seconds / 86_400) as i64, seconds % 86_400);
     // Days are counted from 0000-03-01, so that the leap day is the last of its year.
     let day = days + 719_468;

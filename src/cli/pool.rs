@@ -3,9 +3,11 @@
 
 use super::check;
 use super::client::{Arguments, call};
-use super::output::{Column, Show, print_done, print_list, print_object};
+use super::output::{Column, Format, Show, print_done, print_list, print_object, utc};
 use super::{Common, Failure, size};
+use crate::units::format_size;
 use clap::Subcommand;
+use serde_json::Value;
 use std::io::{BufRead, IsTerminal};
 
 /// Create, import and look after pools
@@ -223,7 +225,11 @@ impl Pool {
                     (_, true) => ("pool_scrub_stop", Arguments::new()),
                     _ => ("pool_scrub_start", Arguments::new().maybe("rate", rate).flag("anew", anew)),
                 };
-                print_object(format, &call(common, method, arguments.with("name", name))?, SCRUB)
+                let mut status = call(common, method, arguments.with("name", name))?;
+                if format == Format::Table {
+                    tell_last_scrub(&mut status);
+                }
+                print_object(format, &status, SCRUB)
             }
             Pool::Destroy { name, confirm } => {
                 let confirm = match confirm {
@@ -234,6 +240,27 @@ impl Pool {
                 let answer = call(common, "pool_destroy", arguments)?;
                 print_done(format, &answer, &format!("pool {name} is destroyed"))
             }
+        }
+    }
+}
+
+/// Makes a sentence of the scrub that ended last; of one that does not run there is nothing else to tell.
+fn tell_last_scrub(status: &mut Value) {
+    let last = status["last_completed"].take();
+    if last.is_object() {
+        let number = |name: &str| last[name].as_u64().unwrap_or(0);
+        status["last_completed"] = Value::from(format!(
+            "{}, {} in {} s, {} errors, {} healed",
+            utc(number("at")),
+            format_size(number("bytes")),
+            number("seconds"),
+            number("errors"),
+            number("healed")
+        ));
+    }
+    if status["state"] == "idle" {
+        for name in ["rate", "bytes_total", "bytes_done", "errors", "healed"] {
+            status[name].take();
         }
     }
 }

@@ -91,6 +91,8 @@ pub struct DamageInfo {
 pub struct DamageLog {
     entries: BTreeMap<(String, u64, Kind), Damage>,
     more: u64,
+    /// What was added and is still to be told.
+    news: Vec<String>,
 }
 
 impl DamageLog {
@@ -102,7 +104,11 @@ impl DamageLog {
             Some(known) => {
                 let news = known.state != damage.state;
                 let (spot, epoch) = (damage.spot.or(known.spot), damage.epoch.or(known.epoch));
+                let what = damage.what.clone();
                 *known = Damage { since: known.since, times: known.times + 1, spot, epoch, ..damage };
+                if news {
+                    self.tell(what);
+                }
                 news
             }
             None if full => {
@@ -110,10 +116,23 @@ impl DamageLog {
                 false
             }
             None => {
+                self.tell(damage.what.clone());
                 self.entries.insert(key, damage);
                 true
             }
         }
+    }
+
+    /// Adds something worth an event that has no place.
+    pub fn tell(&mut self, text: String) {
+        if self.news.len() < ENTRIES_MAX {
+            self.news.push(text);
+        }
+    }
+
+    /// What was added since this was last asked, in the order in which it was found.
+    pub fn take_news(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.news)
     }
 
     /// Forgets a place that is whole again, or holds nothing any more.
@@ -173,6 +192,10 @@ mod tests {
         assert!(log.add(damage(4096, DamageState::Healed)), "it was healed");
         let only: Vec<&Damage> = log.iter().collect();
         assert_eq!((only.len(), only[0].times, only[0].since), (1, 3, 4096));
+        assert_eq!(log.take_news().len(), 2, "found, and healed");
+        assert!(log.add(damage(0, DamageState::Lost)));
+        assert_eq!(log.take_news(), ["byte 0"], "what is new, not what is last by its place");
+        log.forget(&damage(0, DamageState::Lost).place, Kind::Data);
         for at in 0..2000 {
             log.add(damage((at + 1000) << 12, DamageState::Lost));
         }

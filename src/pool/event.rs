@@ -71,8 +71,8 @@ pub type EventSink = Arc<dyn Fn(PoolEvent) + Send + Sync>;
 pub(super) struct Seen {
     /// Which thresholds are passed.
     above: [bool; THRESHOLDS.len()],
-    /// Texts of damage told, the pool's and each shard's.
-    damage: Vec<usize>,
+    /// How many texts of the damage that is no shard's were told.
+    damage: usize,
     /// How often was looked.
     looks: u64,
 }
@@ -137,12 +137,9 @@ impl Home {
     }
 
     async fn look(&self, seen: &mut Seen) -> Result<(), IoError> {
-        seen.damage.resize(self.owners.reactors.len() + 1, 0);
-        let told = seen.damage.clone();
-        let shards = self.owners.each(move |shard| async move {
+        let shards = self.owners.each(|shard| async move {
             let free = shard.state.borrow().space.free_blocks(Use::Data);
-            let damage = shard.damage();
-            (free, damage.into_iter().skip(told[usize::from(shard.index) + 1]).collect::<Vec<String>>())
+            (free, shard.damage.borrow_mut().take_news())
         });
         let shards = shards.await?;
         let (spare, total) = {
@@ -157,12 +154,15 @@ impl Home {
         for (percent, rising) in seen.cross(used, room) {
             self.tell(PoolEventKind::Threshold { percent, rising, used_percent });
         }
-        let own = self.damage.borrow().iter().skip(seen.damage[0]).cloned().collect();
-        let found = std::iter::once(own).chain(shards.into_iter().map(|(_, damage)| damage));
-        for (told, texts) in seen.damage.iter_mut().zip(found) {
-            *told += texts.len();
-            texts.into_iter().for_each(|text| self.tell(PoolEventKind::Damage { text }));
-        }
+        let own: Vec<String> = {
+            let damage = self.damage.borrow();
+            // Fewer than were told: they were forgotten on demand.
+            let told = if seen.damage > damage.len() { 0 } else { seen.damage };
+            seen.damage = damage.len();
+            damage[told..].to_vec()
+        };
+        let found = own.into_iter().chain(shards.into_iter().flat_map(|(_, damage)| damage));
+        found.for_each(|text| self.tell(PoolEventKind::Damage { text }));
         Ok(())
     }
 }

@@ -155,7 +155,7 @@ impl Home {
             let space = &shard.state.borrow().space;
             (space.used_count(Use::Data) + 2 * space.used_count(Use::Metadata)) * BLOCK
         });
-        let total = totals.await?.into_iter().sum();
+        let total = totals.await?.into_iter().sum::<u64>() + self.fixed_bytes();
         {
             let mut noted = self.scrub.noted.borrow_mut();
             if anew || noted.places.is_empty() {
@@ -275,6 +275,13 @@ impl Home {
         crate::reactor::spawn(follow(key, progress));
     }
 
+    /// What lies at fixed places, both copies: labels, the half of the catalog in use, root slots.
+    fn fixed_bytes(&self) -> u64 {
+        let geometry = self.geometry;
+        let labels = 2 * self.devices.len() as u64;
+        (labels + 2 * u64::from(geometry.catalog_blocks) + 4 * u64::from(geometry.shards)) * BLOCK
+    }
+
     /// The fixed places, which no shard sweeps. Returns blocks lost and copies written again.
     async fn scrub_fixed(&self) -> Result<(u64, u64), PoolError> {
         let found = {
@@ -329,11 +336,15 @@ fn tally(found: &Findings, mut tell: impl FnMut(String)) -> (u64, u64) {
 
 /// Starts the shards and sees to it that what they did is noted.
 async fn follow(key: usize, progress: Arc<Progress>) {
+    let fresh = progress.bytes.load(Ordering::Relaxed) == 0;
     {
         let Some(home) = super::lifecycle::home(key) else { return };
         if let Ok((lost, healed)) = home.scrub_fixed().await {
             progress.errors.fetch_add(lost, Ordering::Relaxed);
             progress.healed.fetch_add(healed, Ordering::Relaxed);
+        }
+        if fresh {
+            progress.bytes.fetch_add(home.fixed_bytes(), Ordering::Relaxed);
         }
         let owners = Arc::clone(&home.owners);
         let progress = Arc::clone(&progress);

@@ -222,7 +222,8 @@ impl Shard {
         tracing::warn!(pool = %self.pool, shard = self.index, "{text}");
         let mut notes = self.notes.borrow_mut();
         if notes.len() < 1000 && !notes.contains(&text) {
-            notes.push(text);
+            notes.push(text.clone());
+            self.damage.borrow_mut().tell(text);
         }
     }
 

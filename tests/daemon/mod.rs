@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub mod host;
+
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
