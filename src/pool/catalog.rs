@@ -239,22 +239,24 @@ impl Catalog {
     }
 
     /// Reads the catalog of a pool, and writes it again in both copies where one of them is damaged. Also gives texts
-    /// that name each damaged place.
+    /// that name each damaged place, and the one that a crash may have left half written.
     pub async fn open(
         pool: Uuid,
         devices: &[Device],
         geometry: Geometry,
-    ) -> Result<(Catalog, Vec<String>), CatalogError> {
+    ) -> Result<(Catalog, Vec<String>, Option<String>), CatalogError> {
         let mut catalog = Catalog::read(pool, devices, geometry).await?;
-        let damage = catalog.bad.iter().map(|bad| {
+        let tell = |bad: &BadCopy, how: &str| {
             format!(
-                "catalog transaction {} at byte {} of {} is damaged or missing; its other copy was used",
+                "catalog transaction {} at byte {} of {} is {how}; its other copy was used",
                 bad.sequence, bad.offset, bad.uri
             )
-        });
-        let damage: Vec<String> = damage.collect();
+        };
+        let (newest, older): (Vec<&BadCopy>, _) = catalog.bad.iter().partition(|bad| bad.newest);
+        let damage = older.into_iter().map(|bad| tell(bad, "damaged or missing")).collect();
+        let unfinished = newest.first().map(|bad| tell(bad, "not whole, as after a crash"));
         catalog.heal().await?;
-        Ok((catalog, damage))
+        Ok((catalog, damage, unfinished))
     }
 
     /// Reads the catalog of a pool and leaves the devices as they are.

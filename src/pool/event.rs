@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::home::Home;
 use super::info::NodeKind;
+use super::io::OVERWRITE_RESERVE;
 use super::space::Use;
 use crate::device::IoError;
 
@@ -147,8 +148,10 @@ impl Home {
             (regions.spare(), regions.total() - regions.reserve())
         };
         let region = u64::from(self.geometry.region_blocks);
-        let free = spare * region + shards.iter().map(|(free, _)| free).sum::<u64>();
-        let room = total * region;
+        // What a shard keeps for overwrites is not there for new data.
+        let kept = |free: &u64| free.saturating_sub(OVERWRITE_RESERVE);
+        let free = spare * region + shards.iter().map(|(free, _)| kept(free)).sum::<u64>();
+        let room = (total * region).saturating_sub(shards.len() as u64 * OVERWRITE_RESERVE);
         let used = room.saturating_sub(free);
         let used_percent = (used * 100).checked_div(room).unwrap_or(0).min(100) as u8;
         for (percent, rising) in seen.cross(used, room) {

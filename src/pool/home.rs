@@ -74,6 +74,8 @@ pub(super) struct Home {
     pub(super) closed: Cell<bool>,
     pub(super) events: Option<EventSink>,
     pub(super) damage: RefCell<Vec<String>>,
+    /// What a crash left in one of two copies alone.
+    pub(super) unfinished: RefCell<Vec<String>>,
     /// Checks are made one at a time.
     pub(super) checks: Semaphore,
     pub(super) scrub: Scrub,
@@ -108,6 +110,7 @@ impl Home {
             closed: Cell::new(false),
             events,
             damage: RefCell::default(),
+            unfinished: RefCell::default(),
             checks: Semaphore::new(1),
             scrub: Scrub::default(),
             last_fence: Cell::new(None),

@@ -141,6 +141,9 @@ pub struct PoolInfo {
     pub health: &'static str,
     /// Texts that name each damage found since the import.
     pub damage: Vec<String>,
+    /// Texts that name what only one of two copies held at the import, as a crash leaves it. It was put right.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unfinished: Vec<String>,
 }
 
 /// One shard's part of the sums.
@@ -148,6 +151,7 @@ struct Totals {
     data: [u64; 3],
     metadata: [u64; 3],
     damage: Vec<String>,
+    unfinished: Vec<String>,
 }
 
 impl Home {
@@ -291,7 +295,12 @@ impl Home {
                         state.space.free_blocks(what),
                     ]
                 };
-                Totals { data: counts(Use::Data), metadata: counts(Use::Metadata), damage: shard.damage() }
+                Totals {
+                    data: counts(Use::Data),
+                    metadata: counts(Use::Metadata),
+                    damage: shard.damage(),
+                    unfinished: shard.unfinished.borrow().clone(),
+                }
             })
             .await?;
         let sum = |pick: &dyn Fn(&Totals) -> u64| shards.iter().map(pick).sum::<u64>() * BLOCK;
@@ -299,6 +308,8 @@ impl Home {
         let region_bytes = self.geometry.region_bytes();
         let mut damage = self.damage.borrow().clone();
         damage.extend(shards.iter().flat_map(|shard| shard.damage.iter().cloned()));
+        let mut unfinished = self.unfinished.borrow().clone();
+        unfinished.extend(shards.iter().flat_map(|shard| shard.unfinished.iter().cloned()));
         Ok(PoolInfo {
             name: records.pool.name.clone(),
             uuid: self.uuid,
@@ -327,6 +338,7 @@ impl Home {
             deleting: records.chores().len(),
             health: if damage.is_empty() { "ok" } else { "degraded" },
             damage,
+            unfinished,
         })
     }
 }

@@ -20,7 +20,7 @@ use crate::device::IoError;
 use crate::memory::{DmaBuf, DmaSlice};
 
 /// Free data blocks that new writes leave for overwrites.
-const OVERWRITE_RESERVE: u64 = 64;
+pub(super) const OVERWRITE_RESERVE: u64 = 64;
 /// What is written at a time over that reserve.
 const OVERWRITE_BYTES: usize = 32 * BLOCK_BYTES;
 

@@ -323,7 +323,7 @@ pub(super) async fn open(
 ) -> Result<String, PoolError> {
     let Setting { owners, reactor, page_limit, events } = setting;
     let geometry = label.geometry;
-    let (catalog, notes) = Catalog::open(label.pool, &owners.devices, geometry).await?;
+    let (catalog, notes, unfinished) = Catalog::open(label.pool, &owners.devices, geometry).await?;
     damage.extend(notes);
     let mut records = Records::read(&catalog, geometry, owners.devices.len())?;
     let nodes: Vec<(NodeId, Lineage)> = records.nodes().map(|(id, node)| (id, node.lineage())).collect();
@@ -366,6 +366,10 @@ pub(super) async fn open(
     home.damage.borrow_mut().extend(damage.iter().cloned());
     for text in damage {
         tracing::warn!(pool = %name, "{text}");
+    }
+    if let Some(text) = unfinished {
+        tracing::info!(pool = %name, "{text}");
+        home.unfinished.borrow_mut().push(text);
     }
     if !home.damage.borrow().is_empty() {
         write_labels(&owners.devices, &label).await?;

@@ -344,10 +344,19 @@ impl Nodes {
 
     /// Adds to the counts of a node that has a root of its own.
     pub fn count(&mut self, node: NodeId, referenced: i64, written: i64) {
-        if let Some(slot) = self.slots.get_mut(&node) {
-            slot.referenced = slot.referenced.saturating_add_signed(referenced);
-            slot.written = slot.written.saturating_add_signed(written);
-            self.dirty.insert(node.0 / SLOTS_PER_BLOCK);
+        let Some(slot) = self.slots.get_mut(&node) else { return };
+        let short = slot.written.checked_add_signed(written).is_none().then(|| slot.written as i64 + written);
+        slot.referenced = slot.referenced.saturating_add_signed(referenced);
+        slot.written = slot.written.saturating_add_signed(written);
+        self.dirty.insert(node.0 / SLOTS_PER_BLOCK);
+        // It let go of blocks that came to it from the node being taken apart, where they are counted to the end.
+        if let Some(short) = short
+            && let Some(reaping) = self.reaping.filter(|reaping| !reaping.thinning)
+            && self.heirs(reaping.node).contains(&node)
+            && let Some(slot) = self.slots.get_mut(&reaping.node)
+        {
+            slot.written = slot.written.saturating_add_signed(short);
+            self.dirty.insert(reaping.node.0 / SLOTS_PER_BLOCK);
         }
     }
 

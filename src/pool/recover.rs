@@ -160,19 +160,25 @@ impl Shard {
         move |source| RecoverError::Io { shard, source }
     }
 
-    /// The newest whole root. A copy that differs from its twin is named.
+    /// The newest whole root. A copy that differs from its twin is named: damaged, or older, which is what a crash
+    /// between the two leaves.
     async fn find_root(&self) -> Result<RootRecord, RecoverError> {
         let copies = self.root_copies().await;
         for slot in 0..2 {
             let of_slot = || copies.iter().filter(|copy| copy.slot == slot);
             let newest = of_slot().filter_map(|copy| copy.root).max_by_key(|root| root.generation);
             for copy in of_slot().filter(|copy| newest.is_some() && copy.root != newest) {
-                self.report(format!(
-                    "root of shard {} at byte {} of {} is damaged or out of date; its other copy was used",
-                    self.index,
-                    copy.offset,
-                    self.copies()[copy.copy].info().uri
-                ));
+                let at = format!("at byte {} of {}", copy.offset, self.copies()[copy.copy].info().uri);
+                match copy.root {
+                    None => self.report(format!(
+                        "root of shard {} {at} is damaged; its other copy was used",
+                        self.index
+                    )),
+                    Some(_) => self.note_unfinished(format!(
+                        "root of shard {} {at} is older than its other copy, as after a crash; the other was used",
+                        self.index
+                    )),
+                }
             }
         }
         let newest = copies.iter().filter_map(|copy| copy.root).max_by_key(|root| root.generation);
@@ -245,21 +251,31 @@ impl Shard {
             decode_block(self.pool, self.index, &rings[copy][place..place + BLOCK_BYTES])
                 .filter(|block| block.sequence == sequence)
         };
-        let mut blocks = Vec::new();
+        let mut blocks: Vec<JournalBlock> = Vec::new();
+        let mut differ = Vec::new();
         let mut sequence = from;
         while sequence < from + size {
             let found = [at(0, sequence), at(1, sequence)];
             if found[0] != found[1] {
-                let bad = usize::from(found[0].is_some());
-                self.report(format!(
-                    "journal block {sequence} of shard {} in copy {bad} is damaged or missing; its other copy was used",
-                    self.index
-                ));
+                differ.push((sequence, usize::from(found[0].is_some())));
             }
             let [first, second] = found;
             let Some(block) = first.or(second).or_else(|| self.staged(sequence)) else { break };
             blocks.push(block);
             sequence += 1;
+        }
+        // What was not flushed yet may be in one copy alone after a crash; what was must be in both.
+        let durable = blocks.last().map_or(from, |block| block.durable);
+        for (sequence, bad) in differ {
+            let what = format!("journal block {sequence} of shard {} in copy {bad} is", self.index);
+            match sequence < durable {
+                true => self.report(format!("{what} damaged or missing; its other copy was used")),
+                false => {
+                    self.note_unfinished(format!(
+                        "{what} not whole, as after a crash; its other copy was used"
+                    ));
+                }
+            }
         }
         // Blocks written side by side may be torn by a power cut, so a later one alone proves nothing; one that was
         // written after this one had been flushed does.
@@ -300,8 +316,7 @@ impl Shard {
             Record::Map { node, slot, block, birth, crcs } => {
                 let node = resolve(node, renamed);
                 // A node that the catalog no longer has was deleted; so was all that was written to it.
-                if known(node) && arrived? {
-                    self.make_ready(node, slot).await?;
+                if known(node) && arrived? && self.make_ready(node, slot).await? {
                     let extent = Extent { block, count: crcs.len() as u32 };
                     let mut state = self.state.borrow_mut();
                     // Pages are born when they were the first time, or they would change owners.
@@ -314,8 +329,7 @@ impl Shard {
             }
             Record::Unmap { node, slot, count, birth } => {
                 let node = resolve(node, renamed);
-                if known(node) {
-                    self.make_ready(node, slot).await?;
+                if known(node) && self.make_ready(node, slot).await? {
                     let mut state = self.state.borrow_mut();
                     state.epoch = birth;
                     let unmapped = state.unmap(node, slot, usize::from(count), birth);
@@ -327,13 +341,24 @@ impl Shard {
         }
     }
 
-    async fn make_ready(&self, node: NodeId, slot: u64) -> Result<(), RecoverError> {
+    /// Loads the way to a slot. False when it is lost in both copies: so is what would be found at its end, and the
+    /// rest of the pool must not wait for it.
+    async fn make_ready(&self, node: NodeId, slot: u64) -> Result<bool, RecoverError> {
         loop {
             let prepared =
                 self.state.borrow_mut().prepare(Object::Node(node), slot / FANOUT as u64, Reserve::Replay);
             match prepared {
-                Ok(()) | Err(Need::Commit) => return Ok(()),
-                Err(Need::Load(missing)) => self.load(missing).await.map_err(self.io())?,
+                Ok(()) | Err(Need::Commit) => return Ok(true),
+                Err(Need::Load(missing)) => match self.load(missing).await {
+                    Err(IoError::Unrecovered { .. }) => {
+                        self.report(format!(
+                            "shard {}: a write to node {} after the last commit is lost with the page that leads to it",
+                            self.index, node.0
+                        ));
+                        return Ok(false);
+                    }
+                    loaded => loaded.map_err(self.io())?,
+                },
                 Err(Need::Metadata) => {
                     return Err(self.contradiction("no metadata space is left to replay the journal"));
                 }

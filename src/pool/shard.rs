@@ -75,6 +75,8 @@ pub struct Shard {
     regions: RefCell<Option<Rc<dyn Regions>>>,
     /// Texts that name what else went wrong.
     notes: RefCell<Vec<String>>,
+    /// What a crash left in one of two copies alone.
+    pub(super) unfinished: RefCell<Vec<String>>,
     /// Damage found, and what was done.
     pub(super) damage: RefCell<DamageLog>,
     /// The last durable commit, as its root slot has it.
@@ -142,6 +144,7 @@ impl Shard {
             reads: RefCell::default(),
             regions: RefCell::new(None),
             notes: RefCell::default(),
+            unfinished: RefCell::default(),
             damage: RefCell::default(),
             committed: Cell::new(None),
             pinned: Cell::new(0),
@@ -225,6 +228,12 @@ impl Shard {
             notes.push(text.clone());
             self.damage.borrow_mut().tell(text);
         }
+    }
+
+    /// Keeps what a crash may have left; the commit that ends every import makes it whole.
+    pub(super) fn note_unfinished(&self, text: String) {
+        tracing::info!(pool = %self.pool, shard = self.index, "{text}");
+        self.unfinished.borrow_mut().push(text);
     }
 
     /// Keeps damage that was come upon. What is known already is only counted.

@@ -46,7 +46,9 @@ async fn examine(image: &[u8], bytes: &[u8]) -> Vec<String> {
     let pool = manager.import(vec![device]).await.unwrap_or_else(|error| panic!("{error}"));
     assert!(read(&pool, "v", 0, 16 << 20).await == bytes);
     assert!(read(&pool, "v@1", 0, 6 << 20).await == pattern(1, 0, 6 << 20));
-    let mut said = pool.info().await.unwrap().damage;
+    let info = pool.info().await.unwrap();
+    let mut said = info.damage;
+    said.extend(info.unfinished);
     let report = pool.check(CheckOptions::default()).await.unwrap();
     said.extend(report.findings.into_iter().map(|finding| finding.what));
     close(manager, &pool).await;
