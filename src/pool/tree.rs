@@ -211,6 +211,12 @@ impl State {
         self.prepare_room(reserve)
     }
 
+    /// The first page on the path to `leaf` that is not in memory.
+    pub fn missing(&mut self, object: Object, leaf: u64) -> Option<Missing> {
+        let root = self.root(object);
+        self.find_leaf(object, root, leaf).err()
+    }
+
     /// Checks that a change of one leaf can be carried out and recorded, wherever the path to it may be.
     pub fn prepare_room(&self, reserve: Reserve) -> Result<(), Need> {
         let kept = match reserve {
