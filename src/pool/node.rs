@@ -297,6 +297,19 @@ impl Nodes {
         None
     }
 
+    /// What [`root`](Nodes::root) would give now, and nothing of it is remembered: ancestors may still get roots of their
+    /// own, as in the middle of a replay.
+    pub fn root_for_now(&self, node: NodeId) -> Pointer {
+        let mut at = Some(node);
+        while let Some(id) = at {
+            if let Root::Own(pointer) = self.slot(id).root {
+                return pointer;
+            }
+            at = self.parent(id);
+        }
+        Pointer::EMPTY
+    }
+
     /// Blocks (referenced, written) of every node, in the order of their numbers. A parent comes before its children.
     pub fn counts(&self) -> Vec<(NodeId, u64, u64)> {
         let mut counts: Vec<(NodeId, u64, u64)> = Vec::with_capacity(self.lineage.len());

@@ -266,7 +266,7 @@ impl Shard {
         for _ in 0..LEVELS {
             let missing: BTreeMap<Block, Missing> = leaves
                 .iter()
-                .filter_map(|(node, leaf)| self.state.borrow_mut().missing(Object::Node(*node), *leaf))
+                .filter_map(|(node, leaf)| self.state.borrow_mut().missing(*node, *leaf))
                 .map(|missing| (missing.pointer.block(), missing))
                 .collect();
             if missing.is_empty() || self.load_all(missing.into_values().collect()).await.is_err() {
