@@ -39,7 +39,7 @@ pub const CHAPTER: Chapter = Chapter {
                     "Overwrite what lies on the devices: a pool, a filesystem, a partition table.",
                 ),
             ],
-            result: "the pool: `name`, `uuid`, `devices`, `shards`, `capacity`, `allocated`, `free`, `health` and more.",
+            result: "the pool: `name`, `uuid`, `devices`, `shards`, `capacity`, `allocated`, `free`, `health`, `damage`, `unfinished` and more.",
             run: |daemon, params| Box::pin(async move { create(&daemon, &params).await }),
         },
         Method {
