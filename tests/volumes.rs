@@ -170,7 +170,7 @@ fn a_rollback_gives_the_same_bytes_every_time_and_is_whole_or_absent_after_a_kil
     let second = whole(&v);
     for round in 0..20 {
         v.write(round * 40, contents(round * 40, 64, 100 + round)).unwrap();
-        v.deallocate(900 + round as u64, 10);
+        v.deallocate(900 + round, 10);
         let (name, expected) = if round % 2 == 0 { ("v@1", &first) } else { ("v@2", &second) };
         daemon.call("volume_rollback", json!({ "name": "v", "snapshot": name, "discard": true }));
         // The host that stays connected sees it, and so does one that comes.
