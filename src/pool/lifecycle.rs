@@ -254,18 +254,19 @@ pub(super) async fn create(
 ) -> Result<(), PoolError> {
     let Setting { owners, reactor, page_limit, events } = setting;
     for device in &owners.devices {
-        let found =
-            read_label(device).await.map(|(_, label)| label.filter(|label| label.live).map(|l| l.name));
-        let found = match found {
-            Ok(found) => found,
-            Err(error) if error.kind == PoolErrorKind::Failed => Some("a damaged one".to_owned()),
+        let uri = &device.info().uri;
+        let found = match read_label(device).await {
+            Ok((_, label)) => label
+                .filter(|label| label.live)
+                .map(|label| format!("{uri} holds a pool already ('{}'): import it", label.name)),
+            // What cannot be read may be worth more than what can: of a newer version, or damaged.
+            Err(error) if error.kind == PoolErrorKind::Failed => {
+                Some(format!("a pool is there, but {}: find out what it is", error.text))
+            }
             Err(error) => return Err(error),
         };
         if let (Some(found), false) = (found, force) {
-            return Err(PoolError::exists(format!(
-                "{} holds a pool already ('{found}'): import it, or create with force to lose it",
-                device.info().uri
-            )));
+            return Err(PoolError::exists(format!("{found}, or create with force to lose it")));
         }
     }
     let identities: Vec<Uuid> = owners.devices.iter().map(|_| new_uuid()).collect();

@@ -12,6 +12,7 @@ mod model;
 mod operations;
 mod reactors;
 mod rot;
+mod stale;
 mod tree;
 
 use std::rc::Rc;

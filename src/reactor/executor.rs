@@ -387,6 +387,12 @@ impl Drop for Entered {
     }
 }
 
+/// Makes another executor the thread's current one, or none, and gives the one before: for threads that take turns on one.
+#[cfg(test)]
+pub(super) fn exchange_current(core: Option<Rc<Core>>) -> Option<Rc<Core>> {
+    CURRENT.with(|current| std::mem::replace(&mut *current.borrow_mut(), core))
+}
+
 /// Queues a task of the current executor if that is the one with this id.
 pub(super) fn wake_local(id: u64, slot: u32) -> bool {
     CURRENT

@@ -14,6 +14,7 @@
 //! Survives a crash: nothing.
 
 mod affinity;
+mod atomic;
 mod block_on;
 mod executor;
 mod future_pool;

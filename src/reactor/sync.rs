@@ -6,9 +6,11 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
+
+use super::atomic::{AtomicBool, fence};
 
 /// A channel for one value, between any two threads and executors.
 pub mod oneshot {
@@ -234,7 +236,7 @@ impl<T: Send> MailboxSender<T> {
             TrySendError::Full(value) => SendError::Full(value),
             TrySendError::Disconnected(value) => SendError::Closed(value),
         })?;
-        std::sync::atomic::fence(Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         self.signal.notify();
         Ok(())
     }
@@ -284,7 +286,7 @@ impl<T: Send> Mailbox<T> {
         }
         *self.signal.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker.clone());
         self.signal.waiting.store(true, Ordering::SeqCst);
-        std::sync::atomic::fence(Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         // What was sent before the sender could see `waiting`.
         attempt(&self.receiver)
     }

@@ -1,6 +1,8 @@
 //! Tests of the executor by itself, and of running reactors.
 #![forbid(unsafe_code)]
 
+mod threads;
+
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;

@@ -12,10 +12,10 @@
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::task::{Wake, Waker};
 
+use super::atomic::{AtomicBool, AtomicU64};
 use super::executor;
 
 const SEGMENTS: usize = 64;

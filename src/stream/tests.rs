@@ -1,6 +1,8 @@
 //! Streams: what goes in comes out, and whatever was done to one in between is noticed.
 #![forbid(unsafe_code)]
 
+mod corpus;
+
 use proptest::prelude::*;
 use uuid::Uuid;
 

@@ -99,6 +99,10 @@ async fn fill(
         daemon.add_host(nqn, host).await?;
     }
     let addition = Addition { read_only, ..daemon.node_backend(found).await? };
+    // Before the namespace, whose record is the first that a kill leaves: the export is then whole or absent.
+    let mut record = daemon.record(nqn)?;
+    record.listeners.push(listen);
+    daemon.keep(record).await?;
     daemon.add_namespace(nqn, addition).await?;
     // Last, so that no host finds a subsystem without its namespace.
     daemon.add_listener(nqn, listen).await

@@ -125,3 +125,48 @@ fn a_new_pool_is_read_by_the_offsets_in_the_page() {
         assert!(catalog.crc_fits(transaction, catalog.number(transaction, "bytes") as usize));
     });
 }
+
+/// Changes bytes of both labels and makes their checksums fit.
+async fn relabel(device: &Device, at: usize, bytes: &[u8]) {
+    for block in [0, device.info().size / 4096 - 1] {
+        let (result, mut label) = device.read(block * 4096, DmaBuf::uninit(4096)).await;
+        result.unwrap();
+        label[at..at + bytes.len()].copy_from_slice(bytes);
+        label[12..16].fill(0);
+        let crc = crc32c::crc32c(&label);
+        label[12..16].copy_from_slice(&crc.to_le_bytes());
+        device.write(block * 4096, label.freeze()).await.unwrap();
+    }
+}
+
+#[test]
+fn a_pool_of_a_newer_format_is_refused_by_name_and_left_as_it_is() {
+    run(async {
+        let devices = [ram(64)];
+        let (manager, pool) = pool_on(&devices).await;
+        pool.volume_create(spec("v", 16)).await.unwrap();
+        write(&pool, "v", 0, &pattern(1, 0, 4 << 20)).await;
+        drop(pool);
+        manager.export("p").await.unwrap();
+        relabel(&devices[0], 8, &2u32.to_le_bytes()).await;
+        let image = devices[0].image().unwrap();
+        let error = manager.import(devices.to_vec()).await.map(drop).unwrap_err();
+        assert_eq!(error.kind, crate::pool::PoolErrorKind::Failed);
+        assert!(error.text.contains("has format 2; this Rimrock knows format 1"), "{error}");
+        // A blank device would be taken: this one is not.
+        let error =
+            manager.create("q", devices.to_vec(), PoolOptions::default()).await.map(drop).unwrap_err();
+        assert!(error.text.contains("format 2"), "{error}");
+        for repair in [false, true] {
+            let options = CheckOptions { repair, data: true };
+            match crate::pool::check_devices(devices.to_vec(), options).await {
+                Ok(report) => assert!(!report.clean, "{report:#?}"),
+                Err(error) => assert!(error.text.contains("no label"), "{error}"),
+            }
+        }
+        assert!(devices[0].image().unwrap() == image, "something was written");
+        relabel(&devices[0], 8, &1u32.to_le_bytes()).await;
+        let pool = manager.import(devices.to_vec()).await.unwrap();
+        assert_eq!(read(&pool, "v", 0, 4 << 20).await, pattern(1, 0, 4 << 20));
+    });
+}

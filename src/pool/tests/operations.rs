@@ -195,6 +195,44 @@ fn a_device_that_holds_a_pool_is_not_taken() {
 }
 
 #[test]
+fn a_device_that_has_grown_is_used_as_before_and_one_that_has_shrunk_is_refused() {
+    run(async {
+        let devices = [ram(80)];
+        let (manager, pool) = pool_on(&devices).await;
+        pool.volume_create(spec("v", 16)).await.unwrap();
+        write(&pool, "v", 0, &pattern(1, 0, 16 << 20)).await;
+        let capacity = pool.info().await.unwrap().capacity;
+        manager.export("p").await.unwrap();
+        let image = devices[0].image().unwrap();
+        let resized = |mib: usize| {
+            let mut image = image.clone();
+            image.resize(mib << 20, 0);
+            Device::ram_from_image(&image, 4096).unwrap()
+        };
+        for mib in [81, 200] {
+            let device = resized(mib);
+            for _ in 0..2 {
+                let manager = super::manager();
+                let pool = manager.import(vec![device.clone()]).await.unwrap();
+                let info = pool.info().await.unwrap();
+                assert_eq!((info.capacity, info.damage), (capacity, Vec::new()), "{mib} MiB");
+                assert_eq!(read(&pool, "v", 0, 16 << 20).await, pattern(1, 0, 16 << 20));
+                assert_sound(&pool).await;
+                manager.export("p").await.unwrap();
+            }
+            // Nothing was written where the pool is not.
+            assert!(device.image().unwrap()[80 << 20..].iter().all(|byte| *byte == 0));
+        }
+        let short = resized(72);
+        let error = manager.import(vec![short.clone()]).await.map(drop).unwrap_err();
+        assert_eq!(error.kind, PoolErrorKind::Invalid, "{error}");
+        assert_eq!(short.image().unwrap()[..], image[..72 << 20], "nothing was written");
+        let error = manager.create("q", vec![short], PoolOptions::default()).await.map(drop).unwrap_err();
+        assert_eq!(error.kind, PoolErrorKind::Exists, "{error}");
+    });
+}
+
+#[test]
 fn several_devices_in_any_order_and_never_fewer() {
     run(async {
         let devices = [ram(64), ram(64), ram(80)];

@@ -299,6 +299,55 @@ fn the_middle_of_a_chain_of_thousands_goes() {
 }
 
 #[test]
+fn clones_of_a_full_volume_cost_no_space_at_any_number_and_depth() {
+    run(async {
+        let devices = [ram(128)];
+        let (manager, pool) = pool_on(&devices).await;
+        pool.volume_create(spec("v", 16)).await.unwrap();
+        let whole = pattern(1, 0, 16 * MIB);
+        write(&pool, "v", 0, &whole).await;
+        pool.snapshot_create("v", "v@1").await.unwrap();
+        let full = pool.info().await.unwrap().allocated;
+        assert_eq!(full, 16 * MIB as u64);
+        for i in 0..64 {
+            pool.clone_create("v@1", &format!("wide{i}")).await.unwrap();
+        }
+        pool.clone_create("v@1", "deep0").await.unwrap();
+        for i in 1..=32 {
+            let (below, snapshot) = (format!("deep{}", i - 1), format!("deep{}@1", i - 1));
+            pool.snapshot_create(&below, &snapshot).await.unwrap();
+            pool.clone_create(&snapshot, &format!("deep{i}")).await.unwrap();
+        }
+        assert_eq!(pool.info().await.unwrap().allocated, full, "clones hold nothing of their own");
+        // Each writes one block, which is its own and of those above it.
+        for i in 0..64u64 {
+            write(&pool, &format!("wide{i}"), i * 4096, &pattern(100 + i, 0, 4096)).await;
+        }
+        write(&pool, "deep32", 40 * 4096, &pattern(99, 0, 4096)).await;
+        assert_eq!(pool.info().await.unwrap().allocated, full + 65 * 4096);
+        let with = |block: usize, seed: u64| {
+            let mut bytes = whole.clone();
+            bytes[block * 4096..][..4096].copy_from_slice(&pattern(seed, 0, 4096));
+            bytes
+        };
+        assert_sound(&pool).await;
+        manager.export("p").await.unwrap();
+        let pool = manager.import(devices.to_vec()).await.unwrap();
+        for i in 0..64 {
+            let found = read(&pool, &format!("wide{i}"), 0, 16 * MIB).await;
+            assert!(found == with(i, 100 + i as u64), "wide{i}");
+            let node = pool.node(&format!("wide{i}")).await.unwrap();
+            assert_eq!((node.unique, node.referenced), (Some(4096), full));
+        }
+        for i in 0..32 {
+            assert!(read(&pool, &format!("deep{i}"), 0, 16 * MIB).await == whole, "deep{i}");
+        }
+        assert!(read(&pool, "deep32", 0, 16 * MIB).await == with(40, 99));
+        assert!(read(&pool, "v", 0, 16 * MIB).await == whole);
+    });
+}
+
+#[test]
 fn what_happens_is_told() {
     run(async {
         let told = Arc::new(Mutex::new(Vec::<PoolEvent>::new()));
