@@ -217,7 +217,7 @@ fn load(rounds: u64, seed: u64, size: u64) {
 /// One snapshot of 64 volumes.
 fn group(rounds: u64, seed: u64, _: u64) {
     const VOLUMES: u64 = 64;
-    let bench = Bench::new("ram:2GiB?populate=yes", 2);
+    let bench = Bench::new("ram:32GiB", 2);
     let volumes: Vec<Volume> = (0..VOLUMES).map(|n| bench.full_volume(&format!("v{n}"), 8 * MIB)).collect();
     let mut times = Figure::default();
     for round in 0..rounds * 4 {

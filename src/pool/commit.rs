@@ -20,10 +20,12 @@ use super::tree::{Content, Plan};
 use crate::device::IoError;
 use crate::memory::DmaBuf;
 
-/// The longest time that changes wait in the journal alone.
+/// How long changes wait in the journal alone.
 const INTERVAL: Duration = Duration::from_secs(2);
-/// Dirty pages that call for a commit at once.
-const PAGES_WAITING: usize = 2048;
+/// How often such a wait is drawn out while hosts keep the shard busy: a page then goes to the device for more writes.
+const PUT_OFF_MAX: u32 = 4;
+/// Operations in an interval that make it busy.
+const BUSY: u64 = 2000;
 /// Wholly free data regions that a shard keeps when it gives others back.
 const EMPTY_KEPT: usize = 2;
 /// The largest single write of a commit, in blocks.
@@ -178,7 +180,9 @@ impl Shard {
     pub(super) fn wants_commit(&self) -> bool {
         let state = self.state.borrow();
         let (free, held) = (state.space.free_blocks(Use::Data), state.space.held_blocks(Use::Data));
-        state.pages.waiting() > PAGES_WAITING
+        // The more writes a page takes in before it is written, the less is written; a quarter is left for those that
+        // come during the commit.
+        state.pages.waiting() > state.pages.limit() / 4 * 3
             || state.journal.room() < state.journal.size() / 2
             || (held > 256 && free < held && !self.is_pinned())
     }
@@ -188,10 +192,18 @@ impl Shard {
         let requests = &self.commits;
         requests.attended.set(true);
         let mut pause = INTERVAL;
+        let (mut put_off, mut served) = (0, 0);
         while !self.closed.get() {
             if requests.asked.get() == requests.done.get() {
-                crate::reactor::with_deadline(crate::reactor::now() + pause, self.wake.wait()).await;
+                let woken =
+                    crate::reactor::with_deadline(crate::reactor::now() + pause, self.wake.wait()).await;
+                let busy = self.served.get() - std::mem::replace(&mut served, self.served.get()) > BUSY;
+                if woken.is_none() && busy && put_off < PUT_OFF_MAX {
+                    put_off += 1;
+                    continue;
+                }
             }
+            put_off = 0;
             let covers = requests.asked.get();
             let done = self.commit_now().await;
             *requests.last.borrow_mut() = done.clone().err();

@@ -1,8 +1,6 @@
 //! What a pool tells people about itself: volumes, snapshots, space, health.
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
-
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -154,29 +152,58 @@ struct Totals {
     unfinished: Vec<String>,
 }
 
-impl Home {
-    /// Blocks (referenced, written) of every node, over all shards.
-    async fn accounts(&self) -> Result<HashMap<NodeId, (u64, u64)>, PoolError> {
-        let mut sums: HashMap<NodeId, (u64, u64)> = HashMap::new();
-        let shards = self.owners.each(|shard| async move { shard.state.borrow().nodes.counts() }).await?;
-        for (node, referenced, written) in shards.into_iter().flatten() {
-            let sum = sums.entry(node).or_default();
-            *sum = (sum.0 + referenced, sum.1 + written);
+/// Blocks (referenced, written) of nodes, over all shards, in the order of the nodes' numbers.
+struct Accounts(Vec<(NodeId, u64, u64)>);
+
+impl Accounts {
+    /// Adds up what the shards count, each in the order of the nodes' numbers.
+    fn sum(shards: Vec<Vec<(NodeId, u64, u64)>>) -> Accounts {
+        let mut sums: Vec<(NodeId, u64, u64)> = Vec::new();
+        for counts in shards {
+            let same = sums.len() == counts.len() && sums.iter().zip(&counts).all(|(a, b)| a.0 == b.0);
+            if !same {
+                // A node that was made or went between two shards' answers.
+                let known = |node| sums.binary_search_by_key(&node, |sum| sum.0).is_ok();
+                let more: Vec<_> =
+                    counts.iter().filter(|count| !known(count.0)).map(|count| (count.0, 0, 0)).collect();
+                sums.extend(more);
+                sums.sort_unstable();
+            }
+            let mut at = 0;
+            for (node, referenced, written) in counts {
+                while sums[at].0 < node {
+                    at += 1;
+                }
+                sums[at].1 += referenced;
+                sums[at].2 += written;
+            }
         }
-        Ok(sums)
+        Accounts(sums)
     }
 
-    /// Blocks (referenced, written) of one node, over all shards.
-    async fn account(&self, node: NodeId) -> Result<HashMap<NodeId, (u64, u64)>, PoolError> {
+    fn of(&self, node: NodeId) -> (u64, u64) {
+        let found = self.0.binary_search_by_key(&node, |sum| sum.0);
+        found.map_or((0, 0), |at| (self.0[at].1, self.0[at].2))
+    }
+}
+
+impl Home {
+    /// The counts of every node, over all shards.
+    async fn accounts(&self) -> Result<Accounts, PoolError> {
+        let shards = self.owners.each(|shard| async move { shard.state.borrow().nodes.counts() }).await?;
+        Ok(Accounts::sum(shards))
+    }
+
+    /// The counts of one node, over all shards.
+    async fn account(&self, node: NodeId) -> Result<Accounts, PoolError> {
         let shards = self.owners.each(move |shard| async move {
             let mut state = shard.state.borrow_mut();
-            (state.nodes.referenced(node), state.nodes.slot(node).written)
+            vec![(node, state.nodes.referenced(node), state.nodes.slot(node).written)]
         });
-        let sum = shards.await?.into_iter().fold((0, 0), |sum, shard| (sum.0 + shard.0, sum.1 + shard.1));
-        Ok(HashMap::from([(node, sum)]))
+        Ok(Accounts::sum(shards.await?))
     }
 
-    fn entity_info(&self, entity: Entity, accounts: &HashMap<NodeId, (u64, u64)>) -> Option<NodeInfo> {
+    fn entity_info(&self, entity: Entity, accounts: &Accounts) -> Option<NodeInfo> {
         let records = self.records.borrow();
         let id = match entity {
             Entity::Volume(volume) => NodeId(records.volume(volume)?.head),
@@ -204,7 +231,7 @@ impl Home {
             }
         }
         children.sort_unstable();
-        let (referenced, written) = accounts.get(&id).copied().unwrap_or_default();
+        let (referenced, written) = accounts.of(id);
         let of = records.volume(VolumeId(node.volume));
         let info = NodeInfo {
             name: node.name.clone().unwrap_or_default(),

@@ -297,17 +297,32 @@ impl Nodes {
         None
     }
 
-    /// Blocks (referenced, written) of every node, in order. A parent comes before its children.
+    /// What [`root`](Nodes::root) would give now, and nothing of it is remembered: ancestors may still get roots of their
+    /// own, as in the middle of a replay.
+    pub fn root_for_now(&self, node: NodeId) -> Pointer {
+        let mut at = Some(node);
+        while let Some(id) = at {
+            if let Root::Own(pointer) = self.slot(id).root {
+                return pointer;
+            }
+            at = self.parent(id);
+        }
+        Pointer::EMPTY
+    }
+
+    /// Blocks (referenced, written) of every node, in the order of their numbers. A parent comes before its children.
     pub fn counts(&self) -> Vec<(NodeId, u64, u64)> {
-        let mut referenced: HashMap<NodeId, u64> = HashMap::with_capacity(self.lineage.len());
-        let mut counts = Vec::with_capacity(self.lineage.len());
+        let mut counts: Vec<(NodeId, u64, u64)> = Vec::with_capacity(self.lineage.len());
         for (id, lineage) in &self.lineage {
             let slot = self.slot(*id);
             let names = match slot.root {
-                Root::Inherited => lineage.parent.and_then(|id| referenced.get(&id).copied()).unwrap_or(0),
+                Root::Inherited => {
+                    let above =
+                        lineage.parent.map(|parent| counts.binary_search_by_key(&parent, |count| count.0));
+                    above.and_then(Result::ok).map_or(0, |at| counts[at].1)
+                }
                 _ => slot.referenced,
             };
-            referenced.insert(*id, names);
             counts.push((*id, names, slot.written));
         }
         counts

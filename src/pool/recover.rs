@@ -3,18 +3,18 @@
 //! Time is bounded by the shard's bitmaps and its journal, not by what the pool holds.
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use uuid::Uuid;
 
-use super::cache::Object;
+use super::cache::{Missing, Object};
 use super::journal::{JournalBlock, Record, decode_block};
 use super::label::Geometry;
 use super::node::{Lineage, NodeId};
-use super::pointer::{BLOCK_BYTES, Epoch, FANOUT, LEVELS};
+use super::pointer::{BLOCK_BYTES, Block, Epoch, FANOUT, LEVELS};
 use super::root::RootRecord;
 use super::sabotage::{Sabotage, is};
 use super::shard::Shard;
@@ -22,6 +22,9 @@ use super::space::{RegionId, RegionKind};
 use super::tree::{Extent, Need, Reserve, State, VolumeId, VolumeState};
 use crate::device::{Device, IoError};
 use crate::memory::DmaBuf;
+
+/// Blocks of the journal whose pages are loaded side by side.
+const BLOCKS_AHEAD: usize = 16;
 
 /// What the catalog knows of a shard.
 pub struct Known {
@@ -223,19 +226,53 @@ impl Shard {
         let durable = blocks.last().map_or(from, |block| block.durable);
         let mut renamed: HashMap<NodeId, NodeId> = HashMap::new();
         let mut newest: Epoch = self.state.borrow().epoch;
-        for block in blocks {
-            let certain = block.sequence < durable;
-            // One after the other, a journal's worth of small reads would take seconds.
-            let arrived = match certain {
-                true => block.records.iter().map(|_| Ok(true)).collect(),
-                false => super::join::all(block.records.iter().map(|record| self.has_arrived(record))).await,
-            };
-            for (record, arrived) in block.records.into_iter().zip(arrived) {
-                newest = newest.max(self.replay_record(record, arrived, &mut renamed).await?);
+        let mut blocks = blocks.into_iter().peekable();
+        while blocks.peek().is_some() {
+            let some: Vec<JournalBlock> = blocks.by_ref().take(BLOCKS_AHEAD).collect();
+            self.load_ahead(&some, &renamed).await;
+            for block in some {
+                let certain = block.sequence < durable;
+                // One after the other, a journal's worth of small reads would take seconds.
+                let arrived = match certain {
+                    true => block.records.iter().map(|_| Ok(true)).collect(),
+                    false => {
+                        super::join::all(block.records.iter().map(|record| self.has_arrived(record))).await
+                    }
+                };
+                for (record, arrived) in block.records.into_iter().zip(arrived) {
+                    newest = newest.max(self.replay_record(record, arrived, &mut renamed).await?);
+                }
             }
         }
         self.state.borrow_mut().epoch = newest;
         Ok(())
+    }
+
+    /// Brings the pages into memory that some blocks of the journal are about, side by side. What fails here is met
+    /// again when the record is applied.
+    async fn load_ahead(&self, blocks: &[JournalBlock], renamed: &HashMap<NodeId, NodeId>) {
+        let leaves: BTreeSet<(NodeId, u64)> = blocks
+            .iter()
+            .flat_map(|block| &block.records)
+            .filter_map(|record| match record {
+                Record::Map { node, slot, .. } | Record::Unmap { node, slot, .. } => {
+                    Some((resolve(*node, renamed), slot / FANOUT as u64))
+                }
+                Record::Seal { .. } => None,
+            })
+            .filter(|(node, _)| self.state.borrow().nodes.contains(*node))
+            .collect();
+        // A level at a time, from the top: many leaves are below few pages.
+        for _ in 0..LEVELS {
+            let missing: BTreeMap<Block, Missing> = leaves
+                .iter()
+                .filter_map(|(node, leaf)| self.state.borrow_mut().missing(*node, *leaf))
+                .map(|missing| (missing.pointer.block(), missing))
+                .collect();
+            if missing.is_empty() || self.load_all(missing.into_values().collect()).await.is_err() {
+                return;
+            }
+        }
     }
 
     /// The journal's blocks from `from` on, up to the first that is whole in neither copy nor in the stage.
@@ -298,13 +335,6 @@ impl Shard {
         arrived: Result<bool, RecoverError>,
         renamed: &mut HashMap<NodeId, NodeId>,
     ) -> Result<Epoch, RecoverError> {
-        let resolve = |node: NodeId, renamed: &HashMap<NodeId, NodeId>| {
-            let mut node = node;
-            while let Some(next) = renamed.get(&node) {
-                node = *next;
-            }
-            node
-        };
         let known = |node: NodeId| self.state.borrow().nodes.contains(node);
         match record {
             Record::Seal { node, successor, epoch } => {
@@ -374,7 +404,7 @@ impl Shard {
     }
 
     /// Whether the data that a record maps is what it was when the record was made.
-    async fn data_arrived(&self, block: super::pointer::Block, crcs: &[u32]) -> Result<bool, RecoverError> {
+    async fn data_arrived(&self, block: Block, crcs: &[u32]) -> Result<bool, RecoverError> {
         let device = self.device(block).map_err(self.io())?;
         let buf = DmaBuf::uninit(crcs.len() * BLOCK_BYTES);
         let (result, bytes) = device.read(block.offset(), buf).await;
@@ -384,4 +414,12 @@ impl Shard {
         }
         Ok(bytes.chunks_exact(BLOCK_BYTES).zip(crcs).all(|(block, crc)| crc32c::crc32c(block) == *crc))
     }
+}
+
+/// The node that a record of `node` is about: its successor's seal may be all there is of a snapshot.
+fn resolve(mut node: NodeId, renamed: &HashMap<NodeId, NodeId>) -> NodeId {
+    while let Some(next) = renamed.get(&node) {
+        node = *next;
+    }
+    node
 }

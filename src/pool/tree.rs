@@ -211,6 +211,12 @@ impl State {
         self.prepare_room(reserve)
     }
 
+    /// The first page on the path to a leaf of `node`, as its tree is now, that is not in memory.
+    pub fn missing(&mut self, node: NodeId, leaf: u64) -> Option<Missing> {
+        let root = self.nodes.root_for_now(node);
+        self.find_leaf(Object::Node(node), root, leaf).err()
+    }
+
     /// Checks that a change of one leaf can be carried out and recorded, wherever the path to it may be.
     pub fn prepare_room(&self, reserve: Reserve) -> Result<(), Need> {
         let kept = match reserve {
