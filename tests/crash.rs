@@ -10,12 +10,12 @@ mod daemon;
 use std::collections::BTreeMap;
 
 use daemon::Daemon;
+use daemon::host::{BLOCK, Host};
 use nix::sys::signal::Signal;
-use rimrock::host::{ControllerOptions, blocking};
+use rimrock::host::blocking;
 use serde_json::json;
 
 const BLOCKS: u64 = 1024;
-const BLOCK: usize = 4096;
 
 struct Random(u64);
 
@@ -45,40 +45,29 @@ fn count_of(block: u64, bytes: &[u8]) -> u64 {
     count
 }
 
-struct Host {
-    controller: blocking::BlockingController,
-    namespace: rimrock::host::Namespace,
-}
+/// A host whose connection may break at any time.
+struct Victim(Host);
 
-impl Host {
-    fn connect(daemon: &Daemon, name: &str) -> Host {
-        let exported = daemon.call("volume_export", json!({ "name": name }));
-        let line = exported["connect"][0].as_str().unwrap().to_owned();
-        let word_after = |flag: &str| {
-            let mut words = line.split(' ').skip_while(|word| *word != flag).skip(1);
-            words.next().unwrap_or_else(|| panic!("no {flag} in '{line}'")).to_owned()
-        };
-        let address = format!("{}:{}", word_after("-a"), word_after("-s")).parse().unwrap();
-        let options = ControllerOptions::new(uuid::Uuid::new_v4());
-        let controller = blocking::connect(address, &word_after("-n"), &options).unwrap();
-        let namespace = blocking::now(controller.namespace(1)).unwrap();
-        assert_eq!((namespace.blocks, namespace.block_bytes), (BLOCKS, 4096));
-        Host { controller, namespace }
+impl Victim {
+    fn connect(daemon: &Daemon, name: &str) -> Victim {
+        let host = Host::connect(daemon, name);
+        assert_eq!(host.namespace.blocks, BLOCKS);
+        Victim(host)
     }
 
     fn write(&self, block: u64, count: u64) -> bool {
-        blocking::now(self.controller.write(&self.namespace, block, content(block, count), false)).is_ok()
+        blocking::now(self.0.controller.write(&self.0.namespace, block, content(block, count), false)).is_ok()
     }
 
     fn flush(&self) -> bool {
-        blocking::now(self.controller.flush(&self.namespace)).is_ok()
+        blocking::now(self.0.controller.flush(&self.0.namespace)).is_ok()
     }
 
     fn counts(&self) -> Vec<u64> {
         let mut counts = Vec::new();
         for first in (0..BLOCKS).step_by(64) {
             let (result, bytes) =
-                blocking::now(self.controller.read(&self.namespace, first, vec![0; 64 * BLOCK]));
+                blocking::now(self.0.controller.read(&self.0.namespace, first, vec![0; 64 * BLOCK]));
             result.unwrap();
             counts
                 .extend(bytes.chunks(BLOCK).enumerate().map(|(i, bytes)| count_of(first + i as u64, bytes)));
@@ -104,7 +93,7 @@ fn nothing_flushed_and_no_snapshot_is_lost_by_kills() {
     let mut snapshots: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     let mut count = 0;
     for round in 0..12 {
-        let host = Host::connect(&daemon, "v");
+        let host = Victim::connect(&daemon, "v");
         let found = host.counts();
         for block in 0..BLOCKS as usize {
             let (low, high) = (flushed[block], sent[block]);
@@ -119,7 +108,7 @@ fn nothing_flushed_and_no_snapshot_is_lost_by_kills() {
         flushed.clone_from(&acknowledged);
         assert!(host.flush());
         for (name, expected) in &snapshots {
-            let snapshot = Host::connect(&daemon, name);
+            let snapshot = Victim::connect(&daemon, name);
             assert!(snapshot.counts() == *expected, "round {round}: snapshot {name} has changed");
             drop(snapshot);
             daemon.call("volume_unexport", json!({ "name": name }));

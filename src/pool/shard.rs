@@ -230,7 +230,7 @@ impl Shard {
         }
     }
 
-    /// Keeps what a crash may have left; the commit that ends every import makes it whole.
+    /// Keeps what a crash may have left. It is made whole by the commit that ends the import; a root slot by the next one.
     pub(super) fn note_unfinished(&self, text: String) {
         tracing::info!(pool = %self.pool, shard = self.index, "{text}");
         self.unfinished.borrow_mut().push(text);

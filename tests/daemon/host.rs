@@ -11,8 +11,10 @@ pub const BLOCK: usize = 4096;
 
 /// Connected until it is dropped.
 pub struct Host {
-    controller: blocking::BlockingController,
-    namespace: Namespace,
+    /// For those who expect the connection to break.
+    pub controller: blocking::BlockingController,
+    /// What is exported.
+    pub namespace: Namespace,
 }
 
 impl Host {
