@@ -9,6 +9,7 @@
 pub mod cli;
 pub mod config;
 pub mod control;
+pub mod crc32c;
 pub mod device;
 pub mod host;
 pub mod memory;

@@ -139,7 +139,7 @@ impl Shard {
             Err(_) => true,
             Ok(()) => {
                 let blocks = buf.chunks_exact(BLOCK_BYTES).zip(&pointers[run.first..]);
-                blocks.into_iter().any(|(block, pointer)| crc32c::crc32c(block) != pointer.crc())
+                blocks.into_iter().any(|(block, pointer)| crate::crc32c::crc32c(block) != pointer.crc())
             }
         };
         if wrong {
@@ -180,7 +180,7 @@ impl Shard {
                 Err(error) => return Some(error),
             };
             let (why, error) = match result {
-                Ok(()) if crc32c::crc32c(&bytes) == pointer.crc() => {
+                Ok(()) if crate::crc32c::crc32c(&bytes) == pointer.crc() => {
                     out.copy_from_slice(&bytes);
                     continue;
                 }
@@ -225,7 +225,7 @@ impl Shard {
         unless_changed: Option<Pointer>,
     ) -> Result<bool, IoError> {
         self.served.set(self.served.get() + 1);
-        let crcs: Vec<u32> = data.chunks_exact(BLOCK_BYTES).map(crc32c::crc32c).collect();
+        let crcs: Vec<u32> = data.chunks_exact(BLOCK_BYTES).map(crate::crc32c::crc32c).collect();
         let count = crcs.len() as u32;
         let (extents, _turn) = match self.reserve(count, OVERWRITE_RESERVE).await {
             Err(IoError::CapacityExceeded) if data.len() <= OVERWRITE_BYTES => {

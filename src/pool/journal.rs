@@ -189,7 +189,7 @@ pub fn decode_block(pool: Uuid, shard: u16, bytes: &[u8]) -> Option<JournalBlock
         return None;
     }
     let zeroed = Header { crc: 0.into(), ..header };
-    let crc = crc32c::crc32c_append(crc32c::crc32c(zeroed.as_bytes()), &bytes[HEADER_BYTES..]);
+    let crc = crate::crc32c::append(crate::crc32c::crc32c(zeroed.as_bytes()), &bytes[HEADER_BYTES..]);
     if crc != header.crc.get() {
         return None;
     }
@@ -218,7 +218,7 @@ fn encode_block(pool: Uuid, shard: u16, sequence: u64, durable: u64, payload: &P
     out.fill(0);
     out[HEADER_BYTES..HEADER_BYTES + payload.bytes.len()].copy_from_slice(&payload.bytes);
     out[..HEADER_BYTES].copy_from_slice(header.as_bytes());
-    header.crc = crc32c::crc32c(out).into();
+    header.crc = crate::crc32c::crc32c(out).into();
     out[..HEADER_BYTES].copy_from_slice(header.as_bytes());
 }
 
