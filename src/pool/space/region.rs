@@ -164,8 +164,10 @@ pub(super) fn decode(
     }
     let words = geometry.region_blocks as usize / 64;
     let (bits, beyond) = raw.bits.split_at(words * 8);
-    let used: Vec<u64> =
-        bits.chunks_exact(8).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes"))).collect();
+    let used: Vec<u64> = bits
+        .chunks_exact(8)
+        .map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
+        .collect();
     let count: u32 = used.iter().map(|word| word.count_ones()).sum();
     if count != raw.used.get() || beyond.iter().any(|byte| *byte != 0) {
         return Err("a region record's count does not fit its bitmap");
