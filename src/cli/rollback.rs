@@ -28,6 +28,9 @@ pub struct Keep {
     /// Keep nothing of what is replaced
     #[arg(long, conflicts_with = "keep")]
     discard: bool,
+    /// Take a snapshot of another volume, whose size and content this one gets
+    #[arg(long)]
+    foreign: bool,
 }
 
 /// Makes the volume what the snapshot was; without a volume, the one that the snapshot was taken of.
@@ -51,7 +54,8 @@ pub fn rollback(common: &Common, volume: Option<&str>, snapshot: &str, keep: Kee
         .with("name", volume)
         .with("snapshot", snapshot)
         .maybe("keep", keep.keep)
-        .flag("discard", keep.discard);
+        .flag("discard", keep.discard)
+        .flag("foreign", keep.foreign);
     let answer = call(common, "volume_rollback", arguments)?;
     let kept = match answer["kept"].as_str() {
         Some(kept) => format!("what it held is kept as {kept}"),

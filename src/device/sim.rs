@@ -65,6 +65,8 @@ struct Shared {
     cut_after: Option<u64>,
     cut: bool,
     faults: SimFaults,
+    /// What lies from this byte on of each disk, and is all zeroes, has no room below it.
+    full_from: Option<u64>,
     digest: u64,
 }
 
@@ -123,6 +125,7 @@ impl SimDisks {
             cut_after: None,
             cut: false,
             faults: SimFaults::default(),
+            full_from: None,
             digest: 0,
         };
         SimDisks { shared: Arc::new(Mutex::new(shared)) }
@@ -176,6 +179,11 @@ impl SimDisks {
     /// How often operations fail from now on.
     pub fn set_faults(&self, faults: SimFaults) {
         self.lock().faults = faults;
+    }
+
+    /// As a sparse file in a file system without room: from byte `from` on, only what is not all zeroes can be written.
+    pub fn set_full(&self, from: Option<u64>) {
+        self.lock().full_from = from;
     }
 
     /// The power comes back: for each change that was not flushed it is decided whether the disk has it.
@@ -277,6 +285,16 @@ impl Shared {
 }
 
 impl Change {
+    fn needs_room(&self, from: u64, store: &Store) -> bool {
+        match self {
+            Change::Write { offset, data } => {
+                let (first, count) = (offset / BLOCK as u64, (data.len() / BLOCK) as u64);
+                *offset >= from && (first..first + count).any(|block| store.get(block).is_none())
+            }
+            Change::Zero { .. } => false,
+        }
+    }
+
     fn apply(&self, store: &mut Store) {
         match self {
             Change::Write { offset, data } => {
@@ -366,6 +384,10 @@ impl Sim {
             let mut shared = self.lock();
             shared.note(note << 1 | 1);
             let was_cut = shared.cut;
+            if shared.full_from.is_some_and(|from| change.needs_room(from, &shared.disks[self.index].visible))
+            {
+                return Err(IoError::CapacityExceeded);
+            }
             let begun = shared.begin(self.index, false);
             let disk = &mut shared.disks[self.index];
             disk.next += 1;

@@ -30,6 +30,8 @@ use crate::memory::DmaBuf;
 
 const MAGIC: [u8; 4] = *b"RMCT";
 const DELETE: u32 = u32::MAX;
+/// Generations and sequences end here: nobody counts so far, and what comes after can be counted.
+const NUMBER_MAX: u64 = 1 << 62;
 const KIND_SNAPSHOT: u16 = 1;
 const KIND_CHANGE: u16 = 2;
 
@@ -142,6 +144,8 @@ impl Transaction {
         let bytes = header.bytes.get() as usize;
         if header.magic != MAGIC
             || header.pool != *pool.as_bytes()
+            || header.generation.get() > NUMBER_MAX
+            || header.sequence.get() > NUMBER_MAX
             || bytes < HEADER_BYTES
             || bytes > area.len()
         {
@@ -374,10 +378,14 @@ impl Catalog {
     fn refuse_gap(&self, areas: &[DmaBuf; 2]) -> Result<(), CatalogError> {
         for block in self.position..u64::from(self.geometry.catalog_blocks) {
             for area in areas {
-                let later = Transaction::decode(self.pool, &area[block as usize * BLOCK_BYTES..]);
-                if later.is_some_and(|(header, _)| {
+                let area = &area[block as usize * BLOCK_BYTES..];
+                let is_later = |header: &Header| {
                     header.generation.get() == self.generation && header.sequence.get() > self.sequence + 1
-                }) {
+                };
+                // Most blocks need no checksum to be told apart.
+                if Header::read_from_prefix(area).is_ok_and(|(header, _)| is_later(&header))
+                    && Transaction::decode(self.pool, area).is_some()
+                {
                     return Err(CatalogError::Damaged {
                         block: self.geometry.catalog(0, self.half) + self.position,
                         sequence: self.sequence + 1,

@@ -89,7 +89,7 @@ impl Shard {
         }
         let plan = self.state.borrow_mut().begin_commit().map_err(|error| self.fail_space(error))?;
         self.commit_covers.set(plan.journal.1);
-        let written = self.write_commit(&plan).await;
+        let written = self.patiently("a commit", || self.write_commit(&plan)).await;
         self.commit_covers.set(0);
         if written.is_err() {
             return Err(self.fail("a commit could not be written"));
@@ -216,6 +216,10 @@ impl Shard {
                 Ok(()) => {
                     pause = INTERVAL;
                     self.return_regions().await;
+                }
+                Err(IoError::CapacityExceeded) => {
+                    tracing::warn!("shard {} has no room for a commit; it is tried again", self.index);
+                    pause = 2 * INTERVAL;
                 }
                 Err(error) => {
                     self.report(format!("commit of shard {}: {error}", self.index));

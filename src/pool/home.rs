@@ -19,9 +19,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, RwLock, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
@@ -35,20 +34,21 @@ use super::io::Source;
 use super::label::Geometry;
 use super::local::Owners;
 use super::node::NodeId;
-use super::pointer::{BLOCK_BYTES, CHUNK_BYTES, LEAVES_MAX};
+use super::pointer::{CHUNK_BYTES, LEAVES_MAX};
 use super::receive::Identity;
 use super::records::{Changes, Entity, NodeRecord, Records, VolumeRecord};
 use super::sabotage::{Sabotage, is};
 use super::scrub::Scrub;
 use super::tree::VolumeId;
-use super::volume::{Shared, Volume};
+use super::volume::Shared;
 use crate::device::IoError;
 use crate::reactor::sync::Semaphore;
 use crate::reactor::{new_uuid, unix_now};
 
-const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Longest name in bytes.
 const NAME_MAX: usize = 223;
+/// Longest key of what upper rooms keep, bytes.
+const CONFIG_KEY_MAX: usize = 1024;
 /// Volumes of one group snapshot: their seals must fit into what the journal keeps free for them.
 const GROUP_MAX: usize = 512;
 
@@ -67,9 +67,11 @@ pub(super) struct Home {
     pub(super) catalog: RefCell<Option<Catalog>>,
     pub(super) catalog_lock: Semaphore,
     pub(super) operations: Semaphore,
-    handles: RefCell<BTreeMap<u64, Weak<Shared>>>,
+    pub(super) handles: RefCell<BTreeMap<u64, Weak<Shared>>>,
     pub(super) usage: RefCell<BTreeMap<VolumeId, Arc<AtomicU64>>>,
     pub(super) reaper: Cell<bool>,
+    /// The ends of volumes that were shrunk are being cleared.
+    pub(super) clearing: Cell<bool>,
     pub(super) holds: Holds,
     pub(super) closed: Cell<bool>,
     pub(super) events: Option<EventSink>,
@@ -106,6 +108,7 @@ impl Home {
             handles: RefCell::default(),
             usage: RefCell::new(usage),
             reaper: Cell::new(false),
+            clearing: Cell::new(false),
             holds: Holds::default(),
             closed: Cell::new(false),
             events,
@@ -201,6 +204,18 @@ impl Home {
                 "'{name}' is a volume; a snapshot is needed (make one with 'snapshot create {name}@NAME')"
             ))),
         }
+    }
+
+    /// Whether a volume grew from a snapshot, or the snapshot was taken of it.
+    pub fn is_of(&self, volume: &str, snapshot: &str) -> Result<bool, PoolError> {
+        let (volume, snapshot) = (self.find_volume(volume)?, self.find_snapshot(snapshot)?);
+        let records = self.records.borrow();
+        if records.node(snapshot).is_some_and(|node| node.volume == volume.0) {
+            return Ok(true);
+        }
+        let head = records.volume(volume).map(|volume| NodeId(volume.head));
+        let above = |node: &NodeId| records.node(*node)?.parent.map(NodeId);
+        Ok(std::iter::successors(head, above).any(|node| node == snapshot))
     }
 
     /// The node that an entity's data is in.
@@ -330,13 +345,15 @@ impl Home {
                 "{count} volumes are more than one instant can take ({GROUP_MAX})"
             )));
         }
-        let mut changes = Vec::new();
+        let mut changes: Vec<Succession> = Vec::new();
         for (i, (volume, name)) in wanted.iter().enumerate() {
             self.check_name(name)?;
-            if wanted[..i].iter().any(|(other, named)| named == name || other == volume) {
+            let id = self.find_volume(volume)?;
+            if wanted[..i].iter().zip(&changes).any(|((_, named), (other, ..))| named == name || *other == id)
+            {
                 return Err(PoolError::invalid(format!("'{volume}' or '{name}' is named twice")));
             }
-            changes.push((self.find_volume(volume)?, Some(name.clone()), None, None));
+            changes.push((id, Some(name.clone()), None, None));
         }
         self.succeed(changes).await?;
         drop(lock);
@@ -494,83 +511,6 @@ impl Home {
         Ok(())
     }
 
-    /// Changes a volume's size. Growing adds zeroes; shrinking is refused unless allowed, and loses the end.
-    pub async fn resize(&self, name: &str, size: u64, allow_shrink: bool) -> Result<NodeInfo, PoolError> {
-        let lock = self.operations.acquire(1).await;
-        self.check()?;
-        let id = self.find_volume(name)?;
-        let size = self.check_size(size)?;
-        let old = self.records.borrow().volume(id).ok_or(IoError::Gone)?.size;
-        if size < old && !allow_shrink {
-            return Err(PoolError::invalid(format!(
-                "'{name}' has {old} bytes; shrinking it to {size} would lose its end (allow it explicitly)"
-            )));
-        }
-        let volume = self.open_entity(Entity::Volume(id))?;
-        if size > old {
-            // What an earlier, interrupted shrinking left behind must not come back.
-            volume.shared.size.store(size, Ordering::Relaxed);
-            let cleared = volume.deallocate(old, size - old).await;
-            volume.shared.size.store(old, Ordering::Relaxed);
-            cleared?;
-            self.owners.flush().await?;
-        }
-        let mut changes = Changes::default();
-        {
-            let records = self.records.borrow();
-            let clear_from = (size < old).then_some(size);
-            let volume = records.volume(id).ok_or(IoError::Gone)?.clone();
-            let volume = VolumeRecord { size, clear_from, ..volume };
-            let head = NodeId(volume.head);
-            let node = NodeRecord { size, ..records.node(head).ok_or(IoError::Gone)?.clone() };
-            changes.volume(id, Some(volume));
-            changes.node(head, Some(node));
-        }
-        self.commit(changes).await?;
-        volume.shared.size.store(size, Ordering::Relaxed);
-        self.clear(id).await?;
-        // The handle first: who gets the lock may be about to close the pool, which no handle may outlive.
-        drop((volume, lock));
-        self.node(name).await
-    }
-
-    /// Gives back what lies beyond the end of a volume that was shrunk.
-    async fn clear(&self, id: VolumeId) -> Result<(), PoolError> {
-        let record = self.records.borrow().volume(id).cloned();
-        let Some(record) = record.filter(|record| record.clear_from.is_some()) else { return Ok(()) };
-        let volume = self.open_entity(Entity::Volume(id))?;
-        volume.unmap(id, record.size, self.size_max()).await?;
-        // Only when it is durable may it be forgotten that it was to be done.
-        self.owners.flush().await?;
-        let mut changes = Changes::default();
-        changes.volume(id, Some(VolumeRecord { clear_from: None, ..record }));
-        self.commit(changes).await
-    }
-
-    /// Ends what a crash interrupted, in the background.
-    pub(super) fn resume(self: &Rc<Home>) {
-        self.wake_reaper();
-        let home = Rc::clone(self);
-        crate::reactor::spawn(async move {
-            let _lock = home.operations.acquire(1).await;
-            let shrunk = |home: &Home| {
-                let records = home.records.borrow();
-                records
-                    .volumes()
-                    .filter(|(_, v)| v.clear_from.is_some())
-                    .map(|(id, _)| id)
-                    .collect::<Vec<_>>()
-            };
-            for id in shrunk(&home) {
-                if !home.closed.get()
-                    && let Err(error) = home.clear(id).await
-                {
-                    tracing::warn!("a volume that was shrunk keeps space for now: {error}");
-                }
-            }
-        });
-    }
-
     /// Gives a volume or a snapshot another name.
     pub async fn rename(&self, name: &str, new: &str) -> Result<NodeInfo, PoolError> {
         let lock = self.operations.acquire(1).await;
@@ -603,80 +543,16 @@ impl Home {
         self.node(new).await
     }
 
-    fn handle_of(&self, source: Source) -> Option<Arc<Shared>> {
-        self.handles.borrow().get(&handle_key(source)).and_then(Weak::upgrade)
-    }
-
-    /// Marks every handle as gone.
-    pub(super) fn retire_handles(&self) {
-        for shared in self.handles.borrow().values().filter_map(Weak::upgrade) {
-            shared.gone.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Names of volumes and snapshots that are open.
-    pub(super) fn open_names(&self) -> Vec<String> {
-        let handles = self.handles.borrow();
-        let open = handles.values().filter_map(Weak::upgrade);
-        open.filter_map(|shared| shared.name.read().ok().map(|name| name.clone())).collect()
-    }
-
-    /// A handle for the target.
-    pub fn open(&self, name: &str) -> Result<Volume, PoolError> {
-        self.check()?;
-        self.open_entity(self.find(name)?)
-    }
-
-    fn open_entity(&self, entity: Entity) -> Result<Volume, PoolError> {
-        let source = match entity {
-            Entity::Volume(id) => Source::Volume(id),
-            Entity::Snapshot(node) => Source::Node(node),
-        };
-        if let Some(shared) = self.handle_of(source) {
-            return Ok(Volume { shared });
-        }
-        let records = self.records.borrow();
-        let gone = || PoolError::from(IoError::Gone);
-        let shared = match entity {
-            Entity::Volume(id) => {
-                let volume = records.volume(id).ok_or_else(gone)?;
-                Shared {
-                    owners: Arc::clone(&self.owners),
-                    source,
-                    name: RwLock::new(volume.name.clone()),
-                    uuid: volume.uuid,
-                    size: AtomicU64::new(volume.size),
-                    block_size: volume.block_size,
-                    write_cache: volume.write_cache,
-                    gone: AtomicBool::new(false),
-                    referenced: self.usage.borrow().get(&id).cloned().unwrap_or_default(),
-                }
-            }
-            Entity::Snapshot(node) => {
-                let record = records.node(node).ok_or_else(gone)?;
-                Shared {
-                    owners: Arc::clone(&self.owners),
-                    source,
-                    name: RwLock::new(record.name.clone().unwrap_or_default()),
-                    uuid: record.uuid,
-                    size: AtomicU64::new(record.size),
-                    block_size: record.block_size,
-                    write_cache: false,
-                    gone: AtomicBool::new(false),
-                    referenced: Arc::new(AtomicU64::new(record.size / BLOCK)),
-                }
-            }
-        };
-        let shared = Arc::new(shared);
-        let mut handles = self.handles.borrow_mut();
-        handles.retain(|_, handle| handle.strong_count() > 0);
-        handles.insert(handle_key(source), Arc::downgrade(&shared));
-        Ok(Volume { shared })
-    }
-
     /// Keeps a value for upper rooms, durable when this returns; `None` removes it.
     pub async fn config_put(&self, key: &str, value: Option<serde_json::Value>) -> Result<(), PoolError> {
+        let _turn = self.operations.acquire(1).await;
         self.check()?;
+        if key.len() > CONFIG_KEY_MAX {
+            return Err(PoolError::invalid(format!(
+                "a key of {} bytes: {CONFIG_KEY_MAX} at most",
+                key.len()
+            )));
+        }
         let mut changes = Changes::default();
         let adds = value.is_some();
         changes.config(key, value);
@@ -707,14 +583,11 @@ impl NodeRecord {
     }
 }
 
-fn handle_key(source: Source) -> u64 {
-    match source {
-        Source::Volume(volume) => u64::from(volume.0) << 1,
-        Source::Node(node) => u64::from(node.0) << 1 | 1,
-    }
-}
-
 pub(super) fn check_name(what: &str, name: &str) -> Result<(), PoolError> {
+    // Volumes and snapshots are addressed by their UUIDs too: a name must not look like that of another.
+    if Uuid::try_parse(name).is_ok() {
+        return Err(PoolError::invalid(format!("'{name}' cannot name a {what}: it reads as a UUID")));
+    }
     let first = name.chars().next().is_some_and(|c| c.is_ascii_alphanumeric());
     let others = name.chars().all(|c| c.is_ascii_alphanumeric() || "._:@+-".contains(c));
     match first && others && name.len() <= NAME_MAX {

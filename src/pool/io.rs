@@ -49,7 +49,7 @@ impl Shard {
             Source::Volume(volume) => {
                 state.volumes.get(&volume).map(|volume| volume.head).ok_or(IoError::Gone)
             }
-            Source::Node(node) => state.nodes.contains(node).then_some(node).ok_or(IoError::Gone),
+            Source::Node(node) => state.nodes.is_readable(node).then_some(node).ok_or(IoError::Gone),
         }
     }
 
@@ -226,6 +226,7 @@ impl Shard {
         data: DmaSlice,
         unless_changed: Option<Pointer>,
     ) -> Result<bool, IoError> {
+        let _write = self.begin_write();
         self.served.set(self.served.get() + 1);
         let crcs: SmallVec<[u32; 4]> = data.chunks_exact(BLOCK_BYTES).map(crate::crc32c::crc32c).collect();
         let count = crcs.len() as u32;

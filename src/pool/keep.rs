@@ -76,6 +76,17 @@ impl Home {
         self.change_pins(name, change).await
     }
 
+    /// A volume or snapshot that is pinned, and by whom.
+    pub fn first_pin(&self) -> Option<(String, String)> {
+        let records = self.records.borrow();
+        let volumes = records.volumes().map(|(_, volume)| (Some(&volume.name), &volume.pins));
+        let snapshots = records.nodes().map(|(_, node)| (node.name.as_ref(), &node.pins));
+        let mut pinned = volumes
+            .chain(snapshots)
+            .filter_map(|(name, pins)| Some((name?.clone(), pins.first()?.by.clone())));
+        pinned.next()
+    }
+
     async fn change_pins(
         &self,
         name: &str,
@@ -121,7 +132,7 @@ impl Home {
         self.check()?;
         let id = self.find_volume(name)?;
         let changes = self.promotion(name, id)?;
-        self.commit(changes).await?;
+        self.commit_new(changes).await?;
         drop(lock);
         self.brief(name).await
     }

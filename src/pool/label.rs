@@ -94,6 +94,9 @@ pub struct Geometry {
     pub device_blocks: u64,
 }
 
+/// Blocks of one copy of a shard's journal: an import has all of it in memory.
+const JOURNAL_BLOCKS_MAX: u32 = 4096;
+
 /// Regions of one device: a region's number has 24 bits.
 pub const REGIONS_MAX: u32 = 1 << 24;
 
@@ -121,7 +124,7 @@ impl Geometry {
         let region = region_bytes.unwrap_or_else(|| pow2(total / 1024, MIB, 64 * MIB));
         let journal = pow2(total / 16384, MIB / 8, 8 * MIB);
         // At least four times what the table of regions takes.
-        let catalog = pow2((total / 4096).min(32 * MIB).max(total / region * 32), MIB / 2, 256 * MIB);
+        let catalog = pow2((total / 1024).min(32 * MIB).max(total / region * 32), MIB / 2, 256 * MIB);
         Geometry {
             shards,
             region_blocks: (region / BLOCK_BYTES as u64) as u32,
@@ -237,7 +240,7 @@ impl Label {
         check(raw.state.get() <= 1, "state")?;
         let region = raw.region_blocks.get();
         check(region.is_power_of_two() && (256..=16384).contains(&region), "region_blocks")?;
-        check((32..=65536).contains(&raw.journal_blocks.get()), "journal_blocks")?;
+        check((32..=JOURNAL_BLOCKS_MAX).contains(&raw.journal_blocks.get()), "journal_blocks")?;
         check((16..=65536).contains(&raw.catalog_blocks.get()), "catalog_blocks")?;
         let geometry = Geometry {
             shards: raw.shards.get(),

@@ -281,6 +281,9 @@ pub(super) async fn create(
     // An old label must not lead to the new pool's half-made parts.
     for device in &owners.devices {
         device.write(0, DmaBuf::zeroed(BLOCK_BYTES).freeze()).await?;
+        // In a sparse file the fixed places get their space now: should the file system be full one day, journals and
+        // catalog still work.
+        device.write_zeroes(BLOCK, geometry.region(0) * BLOCK - BLOCK).await?;
     }
     let mut catalog = Catalog::create(uuid, &owners.devices, geometry, Map::new()).await?;
     catalog.commit(transaction).await?;
@@ -309,7 +312,10 @@ pub(super) async fn create(
         created: unix_now(),
         geometry,
     };
-    write_labels(&owners.devices, &label).await?;
+    if let Err(error) = write_labels(&owners.devices, &label).await {
+        abandon(&owners).await;
+        return Err(error);
+    }
     let key = owners.key;
     let home = Rc::new(Home::new(uuid, identities, geometry, owners, records, catalog, events));
     HOMES.with_borrow_mut(|homes| homes.insert(key, Rc::clone(&home)));
@@ -317,11 +323,26 @@ pub(super) async fn create(
     Ok(())
 }
 
-pub(super) async fn open(
-    label: Label,
-    setting: Setting,
-    mut damage: Vec<String>,
-) -> Result<String, PoolError> {
+pub(super) async fn open(label: Label, setting: Setting, damage: Vec<String>) -> Result<String, PoolError> {
+    let owners = Arc::clone(&setting.owners);
+    let key = owners.key;
+    let home = match assemble(label, setting, damage).await {
+        Ok(home) => Rc::new(home),
+        Err(error) => {
+            abandon(&owners).await;
+            return Err(error);
+        }
+    };
+    HOMES.with_borrow_mut(|homes| homes.insert(key, Rc::clone(&home)));
+    home.resume();
+    home.resume_scrub().await;
+    home.keep_watch();
+    let name = home.records.borrow().pool.name.clone();
+    Ok(name)
+}
+
+/// Opens the shards and makes them one pool. After an error some of them may be at work.
+async fn assemble(label: Label, setting: Setting, mut damage: Vec<String>) -> Result<Home, PoolError> {
     let Setting { owners, reactor, page_limit, events } = setting;
     let geometry = label.geometry;
     let (catalog, notes, unfinished) = Catalog::open(label.pool, &owners.devices, geometry).await?;
@@ -350,17 +371,11 @@ pub(super) async fn open(
         }));
     }
     for result in super::join::all(opening.into_iter()).await {
-        match result.unwrap_or_else(|error| Err(error.into())) {
-            Ok(newest) => epoch = epoch.max(newest),
-            Err(error) => {
-                abandon(&owners).await;
-                return Err(error);
-            }
-        }
+        epoch = epoch.max(result.unwrap_or_else(|error| Err(error.into()))?);
     }
     // Whatever was written before lies before the epoch that starts now.
     records.pool.epoch = epoch + 1;
-    let (epoch, key, name) = (records.pool.epoch, owners.key, records.pool.name.clone());
+    let (epoch, name) = (records.pool.epoch, records.pool.name.clone());
     let (uuid, devices) = (label.pool, label.devices.clone());
     let home = Home::new(uuid, devices, geometry, Arc::clone(&owners), records, catalog, events);
     home.commit(Changes::default()).await?;
@@ -387,12 +402,7 @@ pub(super) async fn open(
             }
         })
         .await?;
-    let home = Rc::new(home);
-    HOMES.with_borrow_mut(|homes| homes.insert(key, Rc::clone(&home)));
-    home.resume();
-    home.resume_scrub().await;
-    home.keep_watch();
-    Ok(name)
+    Ok(home)
 }
 
 /// Stops the shards of a pool that could not be opened or made as a whole.
@@ -412,32 +422,41 @@ async fn abandon(owners: &Arc<Owners>) {
     }
 }
 
-/// Commits everything and lets the devices go.
+/// Commits everything and lets the devices go: when it returns, the pool neither reads nor writes them any more.
 pub(super) async fn close(reactor: Option<ReactorHandle>, owners: Arc<Owners>) -> Result<(), PoolError> {
     let key = owners.key;
     at_home(reactor, move || async move {
-        if let Some(home) = home(key) {
+        let home = home(key);
+        if let Some(home) = &home {
             home.closed.set(true);
             home.retire_handles();
+            // The operation under way, if any, comes to its end first, and no other one begins.
+            let _turn = home.operations.acquire(1).await;
         }
-        let committed = owners.each(|shard| async move {
-            let committed = shard.commit().await;
-            shard.closed.set(true);
-            if committed.is_ok() {
-                shard.remove_stage();
-            }
-            shard.changed.notify();
-            shard.wake.notify();
-            committed
-        });
-        let committed = committed.await;
+        let committed = owners
+            .each(|shard| async move {
+                shard.closing.set(true);
+                shard.commit().await
+            })
+            .await;
+        let mut closed: Result<(), IoError> = committed.and_then(|all| all.into_iter().collect());
+        if closed == Err(IoError::CapacityExceeded) {
+            // The journals keep what could not be committed.
+            closed = owners.flush().await;
+        }
+        let clean = closed.is_ok();
+        let ended = owners.each(move |shard| async move { shard.end(clean).await }).await;
+        if let Some(home) = home {
+            // Whoever still wants to record something finds that the catalog is gone.
+            let _lock = home.catalog_lock.acquire(1).await;
+            home.catalog.borrow_mut().take();
+        }
         for reactor in owners.reactors.iter().cloned() {
             at_home(reactor, move || async move { local::remove(key) }).await?;
         }
         HOMES.with_borrow_mut(|homes| homes.remove(&key));
-        for result in committed? {
-            result?;
-        }
+        closed?;
+        ended?;
         Ok::<(), PoolError>(())
     })
     .await?

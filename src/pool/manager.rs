@@ -230,6 +230,9 @@ impl PoolManager {
     /// Closes a pool and makes its devices forget it.
     pub async fn destroy(&self, name: &str) -> Result<(), PoolError> {
         let pool = self.get(name)?;
+        if let Some((name, by)) = pool.run(|home| async move { Ok(home.first_pin()) }).await? {
+            return Err(PoolError::busy(format!("'{name}' is pinned by '{by}': unpin it first")));
+        }
         self.export(name).await?;
         let owners = Arc::clone(&pool.owners);
         at_home(pool.home.clone(), move || async move {
@@ -354,6 +357,12 @@ impl Pool {
         self.run(|home| async move { home.rollback(&volume, &snapshot, keep).await }).await
     }
 
+    /// Whether a volume grew from a snapshot, or the snapshot was taken of it.
+    pub async fn is_of(&self, volume: &str, snapshot: &str) -> Result<bool, PoolError> {
+        let (volume, snapshot) = (volume.to_owned(), snapshot.to_owned());
+        self.run(|home| async move { home.is_of(&volume, &snapshot) }).await
+    }
+
     /// How long the last snapshot or rollback since the pool was opened kept its volumes from starting writes.
     pub async fn last_fence(&self) -> Result<Option<Duration>, PoolError> {
         self.run(|home| async move { Ok(home.last_fence.get()) }).await
@@ -438,7 +447,7 @@ impl Pool {
     /// A handle to read and write a volume, or to read a snapshot.
     pub async fn open(&self, name: &str) -> Result<Volume, PoolError> {
         let name = name.to_owned();
-        self.run(|home| async move { home.open(&name) }).await
+        self.run(|home| async move { home.open(&name).await }).await
     }
 
     /// Keeps a value in the pool's catalog; `None` removes it.

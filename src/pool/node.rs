@@ -200,6 +200,13 @@ impl Nodes {
             || self.reaping.is_some_and(|reaping| reaping.node == node && !reaping.thinning)
     }
 
+    /// Whether the catalog has a node and its tree is still all that it was.
+    pub fn is_readable(&self, node: NodeId) -> bool {
+        self.contains(node)
+            && !self.is_transparent(node)
+            && self.reaping.is_none_or(|reaping| reaping.node != node)
+    }
+
     /// Who gets what a node leaves: its children, or theirs where this shard has taken them apart already, though the
     /// catalog does not know of it yet.
     pub fn heirs(&self, node: NodeId) -> Vec<NodeId> {

@@ -160,7 +160,7 @@ impl Shard {
     /// Sees to it that a leaf of a deleted node's tree can be changed.
     async fn make_changeable(&self, node: NodeId, leaf: u64) -> Result<(), IoError> {
         loop {
-            let ready = self.state.borrow_mut().prepare(Object::Node(node), leaf, Reserve::Trim);
+            let ready = self.state.borrow_mut().prepare(Object::Node(node), leaf, Reserve::Reap);
             match ready {
                 Ok(()) => return Ok(()),
                 Err(need) => self.meet(need).await?,

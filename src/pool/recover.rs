@@ -3,7 +3,7 @@
 //! Time is bounded by the shard's bitmaps and its journal, not by what the pool holds.
 #![forbid(unsafe_code)]
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -14,7 +14,7 @@ use super::cache::{Missing, Object};
 use super::journal::{JournalBlock, Record, decode_block};
 use super::label::Geometry;
 use super::node::{Lineage, NodeId};
-use super::pointer::{BLOCK_BYTES, Block, Epoch, FANOUT, LEVELS};
+use super::pointer::{BLOCK_BYTES, Block, Epoch, FANOUT, LEVELS, Pointer};
 use super::root::RootRecord;
 use super::sabotage::{Sabotage, is};
 use super::shard::Shard;
@@ -192,9 +192,16 @@ impl Shard {
     pub(super) async fn load_records(&self, object: Object) -> Result<(), RecoverError> {
         let root = self.state.borrow_mut().root(object);
         let mut stack = vec![(root, LEVELS, 0u64)];
+        // A sound tree names each block once; a hostile one could make a few blocks look like millions.
+        let mut met = HashSet::new();
         while let Some((pointer, level, index)) = stack.pop() {
             if pointer.is_hole() {
                 continue;
+            }
+            if !met.insert(pointer.block()) {
+                return Err(
+                    self.contradiction(format!("metadata block {:?} is named twice", pointer.block()))
+                );
             }
             let bytes = self.read_metadata(pointer).await.map_err(self.io())?;
             if level == 0 {
@@ -262,11 +269,24 @@ impl Shard {
             })
             .filter(|(node, _)| self.state.borrow().nodes.contains(*node))
             .collect();
+        // A root may be far up the line of a node, so it is looked for once.
+        let roots: HashMap<NodeId, Pointer> = {
+            let state = self.state.borrow();
+            leaves
+                .iter()
+                .map(|(node, _)| *node)
+                .collect::<BTreeSet<_>>()
+                .into_iter()
+                .map(|node| (node, state.nodes.root_for_now(node)))
+                .collect()
+        };
         // A level at a time, from the top: many leaves are below few pages.
         for _ in 0..LEVELS {
             let missing: BTreeMap<Block, Missing> = leaves
                 .iter()
-                .filter_map(|(node, leaf)| self.state.borrow_mut().missing(*node, *leaf))
+                .filter_map(|(node, leaf)| {
+                    self.state.borrow_mut().find_leaf(Object::Node(*node), roots[node], *leaf).err()
+                })
                 .map(|missing| (missing.pointer.block(), missing))
                 .collect();
             if missing.is_empty() || self.load_all(missing.into_values().collect()).await.is_err() {

@@ -12,6 +12,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -38,6 +39,10 @@ pub type Answer<T> = Pin<Box<dyn Future<Output = T>>>;
 const SEAL_BLOCKS: u64 = 8;
 /// Pages read side by side.
 const LOADS_AT_ONCE: usize = 64;
+/// When what found no room on a device is tried again.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the end of a shard waits for its devices.
+const CLOSE_WAIT: Duration = Duration::from_secs(5);
 
 /// What a shard asks of its pool when it runs out of space, or gives back.
 pub trait Regions {
@@ -90,6 +95,10 @@ pub struct Shard {
     /// Set by the first error after which the shard in memory can no longer be trusted.
     fault: Cell<Option<&'static str>>,
     pub(super) closed: Cell<bool>,
+    /// The pool is being closed: nobody waits for better times.
+    pub(super) closing: Cell<bool>,
+    /// Writes under way.
+    pub(super) writes: Cell<u32>,
     /// Reads and writes of hosts so far, by which the background sees that it is not alone.
     pub(super) served: Cell<u64>,
     /// Where the journal's newest records outlive this process; none when the devices do not either.
@@ -98,6 +107,18 @@ pub struct Shard {
     pub(super) full: Cell<bool>,
     /// The pool has no plenty of regions left; cleared when space returns.
     pub(super) scarce: Cell<bool>,
+}
+
+/// A write under way.
+pub(super) struct WriteGuard<'a>(&'a Shard);
+
+impl Drop for WriteGuard<'_> {
+    fn drop(&mut self) {
+        self.0.writes.set(self.0.writes.get() - 1);
+        if self.0.closed.get() {
+            self.0.changed.notify();
+        }
+    }
 }
 
 /// Keeps the blocks that a read may look at from being written again.
@@ -116,6 +137,9 @@ impl Drop for ReadGuard<'_> {
         if *count == 0 {
             reads.retain(|(_, count)| *count > 0);
             drop(reads);
+            if self.shard.closed.get() {
+                self.shard.changed.notify();
+            }
             if self.generation <= self.shard.durable_generation.get() {
                 self.shard.release();
             }
@@ -153,6 +177,8 @@ impl Shard {
             heals: Cell::new(true),
             fault: Cell::new(None),
             closed: Cell::new(false),
+            closing: Cell::new(false),
+            writes: Cell::new(0),
             served: Cell::new(0),
             stage: RefCell::new(None),
             full: Cell::new(false),
@@ -340,6 +366,30 @@ impl Shard {
         ReadGuard { shard: self, generation }
     }
 
+    pub(super) fn begin_write(&self) -> WriteGuard<'_> {
+        self.writes.set(self.writes.get() + 1);
+        WriteGuard(self)
+    }
+
+    /// Ends all work on the devices: nothing begins any more, and what is under way is waited for, though not for ever.
+    /// The stage is not needed any more when everything is on the devices.
+    pub(super) async fn end(&self, clean: bool) {
+        self.closed.set(true);
+        self.changed.notify();
+        self.wake.notify();
+        let _idle = self.commit_lock.acquire(1).await;
+        let until = crate::reactor::now() + CLOSE_WAIT;
+        while self.writes.get() > 0 || !self.reads.borrow().is_empty() {
+            if crate::reactor::with_deadline(until, self.changed.wait()).await.is_none() {
+                tracing::warn!("shard {} closes while its devices still owe answers", self.index);
+                break;
+            }
+        }
+        if clean {
+            self.remove_stage();
+        }
+    }
+
     /// Lets freed blocks be used again as far as commits and reads allow.
     pub(super) fn release(&self) {
         let oldest = self.reads.borrow().front().map_or(u64::MAX, |(generation, _)| *generation);
@@ -421,6 +471,31 @@ impl Shard {
 
     pub(super) async fn flush_devices(&self) -> Result<(), IoError> {
         flush_all(&self.devices).await
+    }
+
+    /// Tries again, for as long as the shard is open, what fails because the file system below has no room left: an
+    /// operator can make some. Reads go on meanwhile, and writes that find room.
+    pub(super) async fn patiently<F>(&self, what: &str, work: impl Fn() -> F) -> Result<(), IoError>
+    where
+        F: Future<Output = Result<(), IoError>>,
+    {
+        let mut told = false;
+        loop {
+            let done = work().await;
+            if done != Err(IoError::CapacityExceeded) || self.closing.get() {
+                return done;
+            }
+            if !std::mem::replace(&mut told, true) {
+                let devices: Vec<&str> =
+                    self.devices.iter().map(|device| device.info().uri.as_str()).collect();
+                tracing::error!(
+                    "{what} of shard {} waits for room below the pool's devices ({}): make some",
+                    self.index,
+                    devices.join(", ")
+                );
+            }
+            crate::reactor::sleep(PATIENCE).await;
+        }
     }
 
     /// Writes all journal records so far. Returns what [`mark_durable`](Shard::mark_durable) takes after the devices

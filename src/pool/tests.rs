@@ -8,6 +8,7 @@ mod diff;
 mod format;
 mod full;
 mod ghosts;
+mod meeting;
 mod model;
 mod operations;
 mod reactors;

@@ -51,12 +51,16 @@ pub enum Need {
 pub enum Reserve {
     /// New data: leaves enough for what gives space back.
     Write,
-    /// What gives space back.
+    /// What gives space back, though its pages take some where a snapshot shares them: leaves enough for deleting.
     Trim,
+    /// What a deletion changes.
+    Reap,
     /// A change that was made before a crash, and fitted then.
     Replay,
 }
 
+/// Blocks of records that a deletion changes: the node's, its heirs', and those of what went before.
+const REAP_RECORDS: u64 = 8;
 /// Metadata blocks that only a [`Reserve::Trim`] may take.
 const TRIM_BLOCKS: u64 = 32;
 /// Journal blocks that must be left before a change: it may take three, a seal of many volumes as many.
@@ -214,17 +218,12 @@ impl State {
         self.prepare_room(reserve)
     }
 
-    /// The first page on the path to a leaf of `node`, as its tree is now, that is not in memory.
-    pub fn missing(&mut self, node: NodeId, leaf: u64) -> Option<Missing> {
-        let root = self.nodes.root_for_now(node);
-        self.find_leaf(Object::Node(node), root, leaf).err()
-    }
-
     /// Checks that a change of one leaf can be carried out and recorded, wherever the path to it may be.
     pub fn prepare_room(&self, reserve: Reserve) -> Result<(), Need> {
         let kept = match reserve {
-            Reserve::Write => self.commit_needs_after() + TRIM_BLOCKS,
-            Reserve::Trim => self.commit_needs_after(),
+            Reserve::Write => self.commit_needs_at_most() + TRIM_BLOCKS,
+            Reserve::Trim => self.commit_needs_at_most(),
+            Reserve::Reap => self.commit_needs_after(),
             Reserve::Replay => 0,
         };
         if self.space.free_blocks(Use::Metadata) < u64::from(LEVELS) + kept {
@@ -242,6 +241,13 @@ impl State {
         let (dirty, all, _) = self.space.shape();
         let more = (all - dirty).min(2 * FANOUT as u64);
         self.commit_needs() + more + u64::from(LEVELS + 1)
+    }
+
+    /// What any commit may take: a deletion changes the bitmap of every region and some records.
+    fn commit_needs_at_most(&self) -> u64 {
+        let (dirty, all, _) = self.space.shape();
+        let path = u64::from(LEVELS + 1);
+        self.commit_needs() + (all - dirty) + path * (1 + REAP_RECORDS)
     }
 
     fn floor(&self, object: Object, end: u64) -> Epoch {

@@ -115,7 +115,12 @@ pub const CHAPTER: Chapter = Chapter {
             summary: "Makes a volume what a snapshot was. What it held is kept as a snapshot unless that is declined.",
             params: &[
                 optional("name", Kind::Node, "The volume; the one the snapshot was taken of when left out."),
-                required("snapshot", Kind::Node, "The snapshot; any of the pool."),
+                required(
+                    "snapshot",
+                    Kind::Node,
+                    "The snapshot: one of the volume, or one that it grew from.",
+                ),
+                optional("foreign", Kind::Bool, "Take any other snapshot of the pool too; refused without."),
                 optional(
                     "keep",
                     Kind::Name,
@@ -343,6 +348,15 @@ async fn rollback(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcErro
             "snapshot",
             format!("is in pool {}, the volume in another", snapshot.pool.name()),
         ));
+    }
+    if !params.bool_opt("foreign")?.unwrap_or(false) {
+        let own =
+            volume.pool.is_of(&volume.id(), &snapshot.id()).await.map_err(|error| volume.error(error))?;
+        if !own {
+            let text = format!("{} is no snapshot of {}", snapshot.node.name, volume.node.name);
+            return Err(RpcError::refused(libc::EINVAL, text)
+                .hint("make a clone of it, or set foreign (`--foreign`) to make the volume what that was"));
+        }
     }
     let roll = async |keep| volume.pool.rollback(&volume.id(), &snapshot.id(), keep).await;
     let done = match (params.text_opt("keep")?, params.bool_opt("discard")?.unwrap_or(false)) {
