@@ -36,10 +36,7 @@ impl State {
     fn thin(&mut self, node: NodeId, leaf: u64, places: &[Place], floor: Epoch) -> Result<(), SpaceError> {
         let lone = |place: &Place| place.is_lone(floor);
         let owned = |place: &Place| !place.a.is_hole() && place.a.birth() > floor;
-        let freed = places.iter().filter(|place| lone(place)).count() as i64;
-        for place in places.iter().filter(|place| lone(place)) {
-            self.space.free(place.a.block(), self.generation)?;
-        }
+        let freed = self.free_data(places.iter().filter(|place| lone(place)).map(|place| place.a.block()))?;
         if !places.iter().any(|place| owned(place) && !lone(place)) {
             for level in 1..LEVELS {
                 let above = self.dirty_path_of(node, leaf, level)?;
@@ -131,10 +128,11 @@ impl Shard {
     }
 
     /// A pause, when hosts have read or written since the last step: they get nearly all of the reactor's time, and what
-    /// they feel of a step fewer than one request in a hundred.
+    /// they feel of a step fewer than one request in a hundred. Where new writes wait for the space, none: a full pool is
+    /// worse for them.
     async fn give_way(&self, served: &mut u64) {
         let before = std::mem::replace(served, self.served.get());
-        if *served != before {
+        if *served != before && !self.scarce.get() && !self.full.get() {
             crate::reactor::sleep(PAUSE).await;
         }
     }
@@ -148,11 +146,9 @@ impl Shard {
     /// Frees what a step found, and moves the position on, in one go: a commit sees both or neither.
     fn free_step(&self, node: NodeId, floor: Epoch, step: Step) -> Result<(), IoError> {
         let mut state = self.state.borrow_mut();
-        let mut freed = 0;
-        for place in step.leaf.into_iter().flatten().filter(|place| place.is_lone(floor)) {
-            state.free_reaped(place.a).map_err(|error| self.fail_space(error))?;
-            freed += 1;
-        }
+        let lone = step.leaf.iter().flatten().filter(|place| place.is_lone(floor));
+        let freed =
+            state.free_data(lone.map(|place| place.a.block())).map_err(|error| self.fail_space(error))?;
         for page in step.passed {
             state.free_reaped(page).map_err(|error| self.fail_space(error))?;
         }

@@ -86,7 +86,8 @@ struct Region {
 /// Blocks freed under one commit generation.
 struct Held {
     generation: u64,
-    blocks: Vec<Block>,
+    /// First block and number; none goes beyond its region.
+    runs: Vec<(Block, u32)>,
 }
 
 /// Which kind of block an allocation wants.
@@ -306,27 +307,58 @@ impl Space {
 
     /// Frees a block under commit generation `generation`: unused from now on, but held.
     pub fn free(&mut self, block: Block, generation: u64) -> Result<(), SpaceError> {
-        let (id, offset, region) = self.region_mut(block)?;
-        let (word, bit) = (offset as usize / 64, 1u64 << (offset % 64));
-        if region.used[word] & bit == 0 {
-            return Err(SpaceError { block, found: "free" });
-        }
-        region.used[word] &= !bit;
-        region.used_count -= 1;
-        region.held[word] |= bit;
-        let kind = region.kind;
-        let pool = self.pool_mut(kind);
-        pool.used -= 1;
-        pool.held += 1;
-        self.dirty.insert(id);
-        match self.queue.back_mut() {
-            Some(held) if held.generation == generation => held.blocks.push(block),
-            _ => self.queue.push_back(Held { generation, blocks: vec![block] }),
+        self.free_run(block, 1, generation)
+    }
+
+    /// Frees `count` blocks that follow each other, from `first` on.
+    pub fn free_run(&mut self, first: Block, count: u32, generation: u64) -> Result<(), SpaceError> {
+        let (mut first, mut left) = (first, count);
+        while left > 0 {
+            let passed = self.free_in_region(first, left, generation)?;
+            first = first.add(u64::from(passed));
+            left -= passed;
         }
         if is(Sabotage::FreeEarly) {
             self.release(u64::MAX);
         }
         Ok(())
+    }
+
+    /// Frees those of `count` blocks from `first` on that are in its region. Returns how many.
+    fn free_in_region(&mut self, first: Block, count: u32, generation: u64) -> Result<u32, SpaceError> {
+        let region_blocks = self.geometry.region_blocks;
+        let (id, offset, region) = self.region_mut(first)?;
+        let count = count.min(region_blocks - offset);
+        for (word, mask) in words(offset, count) {
+            let wrong = mask & !region.used[word];
+            if wrong != 0 {
+                let at = word as u64 * 64 + u64::from(wrong.trailing_zeros()) - u64::from(offset);
+                return Err(SpaceError { block: first.add(at), found: "free" });
+            }
+        }
+        for (word, mask) in words(offset, count) {
+            region.used[word] &= !mask;
+            region.held[word] |= mask;
+        }
+        region.used_count -= count;
+        let kind = region.kind;
+        let pool = self.pool_mut(kind);
+        pool.used -= u64::from(count);
+        pool.held += u64::from(count);
+        self.dirty.insert(id);
+        if self.queue.back().is_none_or(|held| held.generation != generation) {
+            self.queue.push_back(Held { generation, runs: Vec::new() });
+        }
+        let runs = self.queue.back_mut().map(|held| &mut held.runs);
+        match runs.map(|runs| (runs.last_mut(), offset)) {
+            Some((Some(last), 1..)) if last.0.add(u64::from(last.1)) == first => last.1 += count,
+            _ => {
+                if let Some(held) = self.queue.back_mut() {
+                    held.runs.push((first, count));
+                }
+            }
+        }
+        Ok(count)
     }
 
     /// Gives back a reserved block whose write failed.
@@ -349,24 +381,21 @@ impl Space {
         let mut released = 0;
         while self.queue.front().is_some_and(|held| held.generation <= generation) {
             let Some(held) = self.queue.pop_front() else { break };
-            for block in held.blocks {
-                let Ok((_, offset, region)) = self.region_mut(block) else { continue };
-                let (word, bit) = (offset as usize / 64, 1u64 << (offset % 64));
-                if region.held[word] & bit == 0 {
-                    continue;
+            for (first, count) in held.runs {
+                let Ok((_, offset, region)) = self.region_mut(first) else { continue };
+                let (mut ended, mut free) = (0, 0);
+                for (word, mask) in words(offset, count) {
+                    let held = region.held[word] & mask;
+                    region.held[word] &= !mask;
+                    ended += held.count_ones();
+                    free += (held & !region.used[word]).count_ones();
                 }
-                region.held[word] &= !bit;
-                let free = region.used[word] & bit == 0;
-                if free {
-                    region.free += 1;
-                }
+                region.free += free;
                 let kind = region.kind;
                 let pool = self.pool_mut(kind);
-                pool.held -= 1;
-                if free {
-                    pool.free += 1;
-                    released += 1;
-                }
+                pool.held -= u64::from(ended);
+                pool.free += u64::from(free);
+                released += u64::from(free);
             }
         }
         released
@@ -531,6 +560,15 @@ impl Space {
         let region = self.regions.get_mut(&id).ok_or(unknown)?;
         Ok((id, offset, region))
     }
+}
+
+/// The words of a bitmap that hold `count` bits from `offset` on, each with the mask of those bits.
+fn words(offset: u32, count: u32) -> impl Iterator<Item = (usize, u64)> {
+    let end = offset + count;
+    (offset / 64..end.div_ceil(64)).map(move |word| {
+        let (from, to) = (offset.max(word * 64) - word * 64, end.min(word * 64 + 64) - word * 64);
+        (word as usize, (u64::MAX >> (64 - (to - from))) << from)
+    })
 }
 
 impl Region {

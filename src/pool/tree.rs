@@ -390,16 +390,11 @@ impl State {
         }
         let floor = self.nodes.floor(node, leaf + 1);
         let old: Vec<Pointer> = self.pages.page(found).iter().skip(first).take(count).collect();
-        let (mut referenced, mut written, mut let_go) = (0, 0, 0);
-        for pointer in old.iter().filter(|pointer| !pointer.is_hole()) {
-            referenced -= 1;
-            if pointer.birth() > floor {
-                self.space.free(pointer.block(), self.generation)?;
-                written -= 1;
-            } else {
-                let_go += 1;
-            }
-        }
+        let named = || old.iter().filter(|pointer| !pointer.is_hole());
+        let referenced = -(named().count() as i64);
+        let own = named().filter(|pointer| pointer.birth() > floor);
+        let written = -self.free_data(own.map(|pointer| pointer.block()))?;
+        let let_go = (written - referenced) as u64;
         if let_go > 0 {
             self.nodes.let_go(node, let_go);
         }
@@ -434,6 +429,27 @@ impl State {
         {
             volume.referenced.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
         }
+    }
+
+    /// Frees blocks of data, those that follow each other in one go. Returns how many.
+    pub fn free_data(&mut self, blocks: impl Iterator<Item = Block>) -> Result<i64, SpaceError> {
+        let (mut run, mut freed): (Option<(Block, u32)>, i64) = (None, 0);
+        for block in blocks {
+            freed += 1;
+            run = match run {
+                Some((first, count)) if first.add(u64::from(count)) == block => Some((first, count + 1)),
+                before => {
+                    if let Some((first, count)) = before {
+                        self.space.free_run(first, count, self.generation)?;
+                    }
+                    Some((block, 1))
+                }
+            };
+        }
+        if let Some((first, count)) = run {
+            self.space.free_run(first, count, self.generation)?;
+        }
+        Ok(freed)
     }
 
     /// Frees a block of a node that is being reaped, and its page if it was one.
