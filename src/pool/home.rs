@@ -600,7 +600,7 @@ impl Home {
             *name = new.to_owned();
         }
         drop(lock);
-        self.node(new).await
+        self.brief(new).await
     }
 
     fn handle_of(&self, source: Source) -> Option<Arc<Shared>> {
