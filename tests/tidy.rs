@@ -16,16 +16,17 @@ use text::{Class, anchors, code_spans, find_word, identifier, line_of, links, on
 /// Every room and the rooms it may name. A room stands below all rooms that name it.
 const ROOMS: &[(&str, &[&str])] = &[
     ("units", &[]),
+    ("crc32c", &[]),
     ("nearest", &[]),
     ("nvme", &[]),
-    ("stream", &[]),
+    ("stream", &["crc32c"]),
     ("memory", &[]),
     ("config", &["nearest", "units"]),
     ("reactor", &["memory"]),
-    ("device", &["memory", "reactor", "units"]),
-    ("pool", &["device", "memory", "reactor"]),
-    ("host", &["memory", "nvme", "reactor"]),
-    ("target", &["device", "memory", "nvme", "pool", "reactor"]),
+    ("device", &["crc32c", "memory", "reactor", "units"]),
+    ("pool", &["crc32c", "device", "memory", "reactor"]),
+    ("host", &["crc32c", "memory", "nvme", "reactor"]),
+    ("target", &["crc32c", "device", "memory", "nvme", "pool", "reactor"]),
     ("control", &["config", "device", "memory", "nearest", "nvme", "pool", "reactor", "target", "units"]),
     (
         "cli",

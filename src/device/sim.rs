@@ -351,7 +351,7 @@ impl Sim {
     }
 
     pub(super) async fn write(&self, offset: u64, data: DmaSlice) -> Result<(), IoError> {
-        let crc = crc32c::crc32c(&data);
+        let crc = crate::crc32c::crc32c(&data);
         self.change(Change::Write { offset, data }, offset ^ u64::from(crc) << 32).await
     }
 

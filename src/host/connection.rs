@@ -305,7 +305,7 @@ impl<In: DerefMut<Target = [u8]>, Out: Deref<Target = [u8]>> Connection<In, Out>
         let range = offset as usize..(offset + len) as usize;
         let digest = self.granted.digests.data().then(|| {
             let bytes = self.slots.out_bytes(slot).get(range).unwrap_or_default();
-            crc32c::crc32c(bytes).to_le_bytes()
+            crate::crc32c::crc32c(bytes).to_le_bytes()
         });
         self.slots.payload_queued(slot);
         self.transmit.stage_payload(slot, offset, len, ends_r2t);

@@ -54,6 +54,8 @@ pub struct Frame {
     state: State,
     object: Object,
     level: u32,
+    /// Of a dirty page: a leaf on the path that it was made dirty for.
+    leaf: u64,
     parent: Parent,
     used: bool,
 }
@@ -64,8 +66,10 @@ pub type FrameId = usize;
 /// The pages in memory.
 pub struct Pages {
     frames: Slab<Frame>,
-    by_block: HashMap<Block, FrameId, BuildHasherDefault<BlockHasher>>,
+    by_block: HashMap<Block, FrameId, BuildHasherDefault<NumberHasher>>,
     dirty: Vec<Block>,
+    /// Where the dirty leaves of volumes are, or were: by node and leaf.
+    leaves: HashMap<(NodeId, u64), FrameId, BuildHasherDefault<NumberHasher>>,
     ready: Vec<Block>,
     limit: usize,
     hand: usize,
@@ -78,6 +82,7 @@ impl Pages {
             frames: Slab::new(),
             by_block: HashMap::default(),
             dirty: Vec::new(),
+            leaves: HashMap::default(),
             ready: Vec::new(),
             limit: limit.max(64),
             hand: 0,
@@ -112,6 +117,15 @@ impl Pages {
     /// Whether a frame is dirty.
     pub fn is_dirty(&self, id: FrameId) -> bool {
         self.frames[id].state == State::Dirty
+    }
+
+    /// The page of a leaf, if it is dirty: then the whole path to it is.
+    pub fn dirty_leaf(&self, object: Object, leaf: u64) -> Option<FrameId> {
+        let Object::Node(node) = object else { return None };
+        let id = *self.leaves.get(&(node, leaf))?;
+        let frame = self.frames.get(id)?;
+        let same = (frame.object, frame.level, frame.leaf) == (object, 0, leaf);
+        (same && frame.state == State::Dirty).then_some(id)
     }
 
     /// Whether what is in `block` on the device is all there is of it: no page in memory is ahead of it.
@@ -151,24 +165,28 @@ impl Pages {
                 let parent = Parent::Root(object);
                 let page = page.into();
                 let state = State::Clean;
-                self.put(Frame { block, page, crc: None, state, object, level, parent, used: true });
+                self.put(Frame { block, page, crc: None, state, object, level, leaf: 0, parent, used: true });
             }
         }
     }
 
-    /// Adds a new dirty page.
+    /// Adds a new dirty page, on the path to `leaf`.
     pub fn insert_dirty(
         &mut self,
         block: Block,
         page: Box<Page>,
-        object: Object,
+        (object, leaf): (Object, u64),
         level: u32,
         parent: Parent,
     ) -> FrameId {
         self.drop_page(block);
         self.dirty.push(block);
-        let page = page.into();
-        self.put(Frame { block, page, crc: None, state: State::Dirty, object, level, parent, used: true })
+        let (page, state) = (page.into(), State::Dirty);
+        let id = self.put(Frame { block, page, crc: None, state, object, level, leaf, parent, used: true });
+        if let (Object::Node(node), 0) = (object, level) {
+            self.leaves.insert((node, leaf), id);
+        }
+        id
     }
 
     fn put(&mut self, frame: Frame) -> FrameId {
@@ -189,6 +207,7 @@ impl Pages {
     /// `set_root` gets the root pointers' checksums.
     pub fn finalize(&mut self, which: impl Fn(Object) -> bool, mut set_root: impl FnMut(Object, Block, u32)) {
         let mut chosen: Vec<(u32, Block)> = Vec::new();
+        self.leaves.retain(|(node, _), _| !which(Object::Node(*node)));
         self.dirty.retain(|block| {
             let Some(frame) = self.by_block.get(block).map(|id| &self.frames[*id]) else { return false };
             if frame.state != State::Dirty {
@@ -283,9 +302,9 @@ impl Pages {
 
 /// One multiplication: block numbers are already well spread over their low bits.
 #[derive(Default)]
-pub struct BlockHasher(u64);
+pub struct NumberHasher(u64);
 
-impl Hasher for BlockHasher {
+impl Hasher for NumberHasher {
     fn finish(&self) -> u64 {
         self.0
     }

@@ -130,7 +130,7 @@ impl Transaction {
             reserved: [0; 14],
         };
         out[..HEADER_BYTES].copy_from_slice(header.as_bytes());
-        header.crc = crc32c::crc32c(&out).into();
+        header.crc = crate::crc32c::crc32c(&out).into();
         out[..HEADER_BYTES].copy_from_slice(header.as_bytes());
         out.resize(out.len().next_multiple_of(BLOCK_BYTES), 0);
         out
@@ -148,7 +148,7 @@ impl Transaction {
             return None;
         }
         let zeroed = Header { crc: 0.into(), ..header };
-        let crc = crc32c::crc32c_append(crc32c::crc32c(zeroed.as_bytes()), &area[HEADER_BYTES..bytes]);
+        let crc = crate::crc32c::append(crate::crc32c::crc32c(zeroed.as_bytes()), &area[HEADER_BYTES..bytes]);
         if crc != header.crc.get() {
             return None;
         }

@@ -243,7 +243,7 @@ impl Shard {
                         let _ = state.space.free(block, generation);
                     }
                     Mend::Claim(block) => {
-                        let _ = state.space.claim(block);
+                        let _ = state.space.claim(block, 1);
                     }
                     Mend::Count(node, referenced, written) => {
                         if matches!(state.nodes.slot(node).root, Root::Own(_)) {

@@ -41,7 +41,7 @@ impl Shard {
             return false;
         }
         let (result, bytes) = device.read(block.offset(), DmaBuf::uninit(BLOCK_BYTES)).await;
-        result.is_ok() && crc32c::crc32c(&bytes) == crc
+        result.is_ok() && crate::crc32c::crc32c(&bytes) == crc
     }
 
     /// The page that a pointer leads to, if it happens to be in memory.
@@ -87,14 +87,14 @@ impl Shard {
         let (result, bytes) = device.read(first.offset(), DmaBuf::uninit(run.len() * BLOCK_BYTES)).await;
         if result.is_ok() {
             let blocks = bytes.chunks_exact(BLOCK_BYTES).zip(run).enumerate();
-            let wrong = blocks.filter(|(_, (block, pointer))| crc32c::crc32c(block) != pointer.crc());
+            let wrong = blocks.filter(|(_, (block, pointer))| crate::crc32c::crc32c(block) != pointer.crc());
             return wrong.map(|(i, _)| (i, "does not fit its checksum")).collect();
         }
         let mut bad = Vec::new();
         for (i, pointer) in run.iter().enumerate() {
             let (result, bytes) = device.read(pointer.block().offset(), DmaBuf::uninit(BLOCK_BYTES)).await;
             match result {
-                Ok(()) if crc32c::crc32c(&bytes) == pointer.crc() => {}
+                Ok(()) if crate::crc32c::crc32c(&bytes) == pointer.crc() => {}
                 Ok(()) => bad.push((i, "does not fit its checksum")),
                 Err(_) => bad.push((i, "cannot be read")),
             }

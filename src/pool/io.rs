@@ -6,6 +6,8 @@
 //! of two writes at once to one block the one that finishes last wins whole.
 #![forbid(unsafe_code)]
 
+use smallvec::SmallVec;
+
 use super::cache::Object;
 use super::damage::{DamageState, Spot};
 use super::finding::Kind;
@@ -139,7 +141,7 @@ impl Shard {
             Err(_) => true,
             Ok(()) => {
                 let blocks = buf.chunks_exact(BLOCK_BYTES).zip(&pointers[run.first..]);
-                blocks.into_iter().any(|(block, pointer)| crc32c::crc32c(block) != pointer.crc())
+                blocks.into_iter().any(|(block, pointer)| crate::crc32c::crc32c(block) != pointer.crc())
             }
         };
         if wrong {
@@ -180,7 +182,7 @@ impl Shard {
                 Err(error) => return Some(error),
             };
             let (why, error) = match result {
-                Ok(()) if crc32c::crc32c(&bytes) == pointer.crc() => {
+                Ok(()) if crate::crc32c::crc32c(&bytes) == pointer.crc() => {
                     out.copy_from_slice(&bytes);
                     continue;
                 }
@@ -225,7 +227,7 @@ impl Shard {
         unless_changed: Option<Pointer>,
     ) -> Result<bool, IoError> {
         self.served.set(self.served.get() + 1);
-        let crcs: Vec<u32> = data.chunks_exact(BLOCK_BYTES).map(crc32c::crc32c).collect();
+        let crcs: SmallVec<[u32; 4]> = data.chunks_exact(BLOCK_BYTES).map(crate::crc32c::crc32c).collect();
         let count = crcs.len() as u32;
         let (extents, _turn) = match self.reserve(count, OVERWRITE_RESERVE).await {
             Err(IoError::CapacityExceeded) if data.len() <= OVERWRITE_BYTES => {
@@ -273,8 +275,8 @@ impl Shard {
     }
 
     /// Blocks for a write, `kept` of the shard's left over.
-    async fn reserve(&self, count: u32, kept: u64) -> Result<Vec<Extent>, IoError> {
-        let mut extents: Vec<Extent> = Vec::with_capacity(1);
+    async fn reserve(&self, count: u32, kept: u64) -> Result<SmallVec<[Extent; 2]>, IoError> {
+        let mut extents = SmallVec::new();
         let mut wanted = count;
         while wanted > 0 {
             self.check()?;
@@ -353,13 +355,7 @@ impl Shard {
                                 state
                                     .map(node, first, *extent, epoch, crcs)
                                     .map_err(|error| self.fail_space(error))?;
-                                state.journal.append(&Record::Map {
-                                    node,
-                                    slot: first,
-                                    block: extent.block,
-                                    birth: epoch,
-                                    crcs: crcs.to_vec(),
-                                });
+                                state.journal.append_map(node, first, extent.block, epoch, crcs);
                                 self.stage(&state.journal);
                                 at += extent.count as usize;
                             }

@@ -101,16 +101,9 @@ pub enum Record {
     },
 }
 
-impl Record {
-    fn bytes(&self) -> usize {
-        match self {
-            Record::Map { crcs, .. } => RECORD_BYTES + 4 * crcs.len(),
-            _ => RECORD_BYTES,
-        }
-    }
-
-    fn encode(&self, out: &mut Vec<u8>) {
-        let raw = |kind, count: u16, node: NodeId, slot: u64, block: u64, birth: Epoch| RawRecord {
+impl RawRecord {
+    fn new(kind: u8, count: u16, node: NodeId, slot: u64, block: u64, birth: Epoch) -> RawRecord {
+        RawRecord {
             kind,
             reserved: 0,
             count: count.into(),
@@ -118,20 +111,22 @@ impl Record {
             slot: slot.into(),
             block: block.into(),
             birth: birth.into(),
-        };
+        }
+    }
+}
+
+impl Record {
+    /// The stored form, but for the checksums of a map.
+    fn raw(&self) -> RawRecord {
         match self {
             Record::Map { node, slot, block, birth, crcs } => {
-                let head = raw(MAP, crcs.len() as u16, *node, *slot, block.raw(), *birth);
-                out.extend_from_slice(head.as_bytes());
-                for crc in crcs {
-                    out.extend_from_slice(&crc.to_le_bytes());
-                }
+                RawRecord::new(MAP, crcs.len() as u16, *node, *slot, block.raw(), *birth)
             }
             Record::Unmap { node, slot, count, birth } => {
-                out.extend_from_slice(raw(UNMAP, *count, *node, *slot, 0, *birth).as_bytes());
+                RawRecord::new(UNMAP, *count, *node, *slot, 0, *birth)
             }
             Record::Seal { node, successor, epoch } => {
-                out.extend_from_slice(raw(SEAL, 0, *node, u64::from(successor.0), 0, *epoch).as_bytes());
+                RawRecord::new(SEAL, 0, *node, u64::from(successor.0), 0, *epoch)
             }
         }
     }
@@ -189,7 +184,7 @@ pub fn decode_block(pool: Uuid, shard: u16, bytes: &[u8]) -> Option<JournalBlock
         return None;
     }
     let zeroed = Header { crc: 0.into(), ..header };
-    let crc = crc32c::crc32c_append(crc32c::crc32c(zeroed.as_bytes()), &bytes[HEADER_BYTES..]);
+    let crc = crate::crc32c::append(crate::crc32c::crc32c(zeroed.as_bytes()), &bytes[HEADER_BYTES..]);
     if crc != header.crc.get() {
         return None;
     }
@@ -218,7 +213,7 @@ fn encode_block(pool: Uuid, shard: u16, sequence: u64, durable: u64, payload: &P
     out.fill(0);
     out[HEADER_BYTES..HEADER_BYTES + payload.bytes.len()].copy_from_slice(&payload.bytes);
     out[..HEADER_BYTES].copy_from_slice(header.as_bytes());
-    header.crc = crc32c::crc32c(out).into();
+    header.crc = crate::crc32c::crc32c(out).into();
     out[..HEADER_BYTES].copy_from_slice(header.as_bytes());
 }
 
@@ -283,13 +278,30 @@ impl Journal {
 
     /// Appends a record. The caller has checked [`room`](Journal::room).
     pub fn append(&mut self, record: &Record) {
-        if HEADER_BYTES + self.open.bytes.len() + record.bytes() > BLOCK_BYTES {
+        match record {
+            Record::Map { crcs, .. } => self.push(record.raw(), crcs),
+            _ => self.push(record.raw(), &[]),
+        }
+    }
+
+    /// Appends a [`Record::Map`] whose checksums are the caller's.
+    pub fn append_map(&mut self, node: NodeId, slot: u64, block: Block, birth: Epoch, crcs: &[u32]) {
+        self.push(RawRecord::new(MAP, crcs.len() as u16, node, slot, block.raw(), birth), crcs);
+    }
+
+    fn push(&mut self, raw: RawRecord, crcs: &[u32]) {
+        if HEADER_BYTES + self.open.bytes.len() + RECORD_BYTES + 4 * crcs.len() > BLOCK_BYTES {
             self.full.push_back(std::mem::take(&mut self.open));
         }
-        record.encode(&mut self.open.bytes);
+        let out = &mut self.open.bytes;
+        out.reserve_exact(if out.is_empty() { BLOCK_BYTES - HEADER_BYTES } else { 0 });
+        out.extend_from_slice(raw.as_bytes());
+        for crc in crcs {
+            out.extend_from_slice(&crc.to_le_bytes());
+        }
         self.open.records += 1;
         self.appended += 1;
-        if !matches!(record, Record::Seal { .. }) {
+        if raw.kind != SEAL {
             self.changed = self.appended;
         }
     }

@@ -211,7 +211,7 @@ impl Label {
         for (slot, uuid) in raw.devices.iter_mut().zip(&self.devices) {
             *slot = *uuid.as_bytes();
         }
-        raw.crc = crc32c::crc32c(raw.as_bytes()).into();
+        raw.crc = crate::crc32c::crc32c(raw.as_bytes()).into();
         raw.as_bytes().to_vec()
     }
 
@@ -223,7 +223,7 @@ impl Label {
         }
         let mut copy = RawLabel::read_from_bytes(block).map_err(|_| LabelError::Missing)?;
         copy.crc = 0.into();
-        if crc32c::crc32c(copy.as_bytes()) != raw.crc.get() {
+        if crate::crc32c::crc32c(copy.as_bytes()) != raw.crc.get() {
             return Err(LabelError::Checksum);
         }
         if raw.version.get() != VERSION || raw.magic != MAGIC {

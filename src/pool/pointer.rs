@@ -215,7 +215,7 @@ impl Page {
 
     /// CRC-32C of the page as it would be stored.
     pub fn crc(&self) -> u32 {
-        crc32c::crc32c(self.as_bytes())
+        crate::crc32c::crc32c(self.as_bytes())
     }
 }
 

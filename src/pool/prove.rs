@@ -743,7 +743,7 @@ impl<'a> Proof<'a> {
             let Ok(device) = self.shard.device(block) else { continue };
             let (result, bytes) = device.read(block.offset(), DmaBuf::uninit(BLOCK_BYTES)).await;
             self.tally.metadata += 1;
-            if result.is_ok() && crc32c::crc32c(&bytes) == pointer.crc() {
+            if result.is_ok() && crate::crc32c::crc32c(&bytes) == pointer.crc() {
                 let page = Rc::<Page>::from(Page::parse(&bytes)?);
                 if self.pages.len() >= PAGES_KEPT {
                     self.pages.clear();
@@ -811,7 +811,7 @@ impl<'a> Proof<'a> {
         bytes: Vec<Option<DmaBuf>>,
     ) -> Option<DmaBuf> {
         let fits = |bytes: &Option<DmaBuf>| {
-            bytes.as_ref().is_some_and(|bytes| crc32c::crc32c(bytes) == pointer.crc())
+            bytes.as_ref().is_some_and(|bytes| crate::crc32c::crc32c(bytes) == pointer.crc())
         };
         self.tally.metadata += bytes.len() as u64;
         let bad: Vec<Block> = copies

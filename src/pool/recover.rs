@@ -423,7 +423,7 @@ impl Shard {
         if is(Sabotage::TrustRecords) {
             return Ok(true);
         }
-        Ok(bytes.chunks_exact(BLOCK_BYTES).zip(crcs).all(|(block, crc)| crc32c::crc32c(block) == *crc))
+        Ok(bytes.chunks_exact(BLOCK_BYTES).zip(crcs).all(|(block, crc)| crate::crc32c::crc32c(block) == *crc))
     }
 }
 

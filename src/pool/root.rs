@@ -67,7 +67,7 @@ impl RootRecord {
             raw.reaping_leaf = reaping.cursor.into();
             raw.reaping_kind = u16::from(reaping.thinning).into();
         }
-        raw.crc = crc32c::crc32c(raw.as_bytes()).into();
+        raw.crc = crate::crc32c::crc32c(raw.as_bytes()).into();
         raw.as_bytes().to_vec()
     }
 
@@ -77,7 +77,7 @@ impl RootRecord {
         const NUMBER_MAX: u64 = 1 << 62;
         let mut raw = RawRoot::read_from_bytes(bytes).ok()?;
         let crc = std::mem::take(&mut raw.crc).get();
-        if raw.magic != MAGIC || crc32c::crc32c(raw.as_bytes()) != crc {
+        if raw.magic != MAGIC || crate::crc32c::crc32c(raw.as_bytes()) != crc {
             return None;
         }
         let (nodes, space) = (Pointer::from_raw(raw.nodes.get()), Pointer::from_raw(raw.space.get()));

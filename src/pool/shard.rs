@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -71,7 +71,7 @@ pub struct Shard {
     /// The last durable commit.
     pub(super) durable_generation: Cell<u64>,
     /// Reads under way, by the generation in which they began.
-    reads: RefCell<BTreeMap<u64, u32>>,
+    reads: RefCell<VecDeque<(u64, u32)>>,
     regions: RefCell<Option<Rc<dyn Regions>>>,
     /// Texts that name what else went wrong.
     notes: RefCell<Vec<String>>,
@@ -109,14 +109,15 @@ pub(super) struct ReadGuard<'a> {
 impl Drop for ReadGuard<'_> {
     fn drop(&mut self) {
         let mut reads = self.shard.reads.borrow_mut();
-        if let Some(count) = reads.get_mut(&self.generation) {
-            *count -= 1;
-            if *count == 0 {
-                reads.remove(&self.generation);
-                drop(reads);
-                if self.generation <= self.shard.durable_generation.get() {
-                    self.shard.release();
-                }
+        let Some((_, count)) = reads.iter_mut().find(|(generation, _)| *generation == self.generation) else {
+            return;
+        };
+        *count -= 1;
+        if *count == 0 {
+            reads.retain(|(_, count)| *count > 0);
+            drop(reads);
+            if self.generation <= self.shard.durable_generation.get() {
+                self.shard.release();
             }
         }
     }
@@ -331,13 +332,17 @@ impl Shard {
 
     pub(super) fn enter(&self) -> ReadGuard<'_> {
         let generation = self.state.borrow().generation;
-        *self.reads.borrow_mut().entry(generation).or_insert(0) += 1;
+        let mut reads = self.reads.borrow_mut();
+        match reads.back_mut() {
+            Some((newest, count)) if *newest == generation => *count += 1,
+            _ => reads.push_back((generation, 1)),
+        }
         ReadGuard { shard: self, generation }
     }
 
     /// Lets freed blocks be used again as far as commits and reads allow.
     pub(super) fn release(&self) {
-        let oldest = self.reads.borrow().keys().next().copied().unwrap_or(u64::MAX);
+        let oldest = self.reads.borrow().front().map_or(u64::MAX, |(generation, _)| *generation);
         let oldest = if is(Sabotage::ForgetReads) { u64::MAX } else { oldest };
         let upto = self.durable_generation.get().min(oldest.saturating_sub(1));
         if self.state.borrow_mut().space.release(upto) > 0 {
@@ -377,7 +382,7 @@ impl Shard {
             let device = self.device(block)?;
             let (result, bytes) = device.read(block.offset(), DmaBuf::uninit(BLOCK_BYTES)).await;
             match result {
-                Ok(()) if crc32c::crc32c(&bytes) == pointer.crc() => {
+                Ok(()) if crate::crc32c::crc32c(&bytes) == pointer.crc() => {
                     if copy == 1 {
                         self.heal(first, &bytes, pointer).await;
                     }

@@ -12,76 +12,15 @@
 //! A region's stored form is one block: a header and its bitmap ([`Region::encode`]).
 #![forbid(unsafe_code)]
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod region;
 
-use zerocopy::little_endian::{U16, U32};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use std::collections::{BTreeSet, VecDeque};
 
+use self::region::{Region, Regions, words};
+pub use self::region::{RegionId, RegionKind};
 use super::label::Geometry;
-use super::pointer::{BLOCK_BYTES, Block, FANOUT};
+use super::pointer::{Block, FANOUT};
 use super::sabotage::{Sabotage, is};
-
-/// A region: the vdev in the top 8 of 32 bits, its index on that vdev below.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RegionId(pub u32);
-
-impl RegionId {
-    /// Region `index` of `vdev`.
-    pub fn new(vdev: u8, index: u32) -> RegionId {
-        assert!(index < 1 << 24, "a device has fewer than 2^24 regions");
-        RegionId(u32::from(vdev) << 24 | index)
-    }
-
-    /// The vdev.
-    pub fn vdev(self) -> u8 {
-        (self.0 >> 24) as u8
-    }
-
-    /// The index on its vdev.
-    pub fn index(self) -> u32 {
-        self.0 & 0xFF_FFFF
-    }
-}
-
-/// What a region is used for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RegionKind {
-    /// Volume data.
-    Data,
-    /// First copies of metadata; the second copies are in `twin`.
-    Metadata {
-        /// The region of the second copies.
-        twin: RegionId,
-    },
-}
-
-const MAGIC: [u8; 4] = *b"RMSP";
-const WORDS_MAX: usize = 16384 / 64;
-
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-struct RawRegion {
-    magic: [u8; 4],
-    region: U32,
-    used: U32,
-    blocks: U32,
-    shard: U16,
-    reserved: [u8; 46],
-    bits: [u8; WORDS_MAX * 8],
-    tail: [u8; BLOCK_BYTES - 64 - WORDS_MAX * 8],
-}
-
-const _: () = assert!(size_of::<RawRegion>() == BLOCK_BYTES);
-
-struct Region {
-    kind: RegionKind,
-    first: Block,
-    used: Vec<u64>,
-    held: Vec<u64>,
-    /// Blocks neither used nor held.
-    free: u32,
-    used_count: u32,
-}
 
 /// Blocks freed under one commit generation.
 struct Held {
@@ -130,7 +69,7 @@ struct Pool {
 pub struct Space {
     shard: u16,
     geometry: Geometry,
-    regions: BTreeMap<RegionId, Region>,
+    regions: Regions,
     data: Pool,
     metadata: Pool,
     queue: VecDeque<Held>,
@@ -146,7 +85,7 @@ impl Space {
         Space {
             shard,
             geometry,
-            regions: BTreeMap::new(),
+            regions: Regions::default(),
             data: Pool::default(),
             metadata: Pool::default(),
             queue: VecDeque::new(),
@@ -158,15 +97,7 @@ impl Space {
 
     /// Adds an empty region.
     pub fn add(&mut self, id: RegionId, kind: RegionKind) {
-        let words = self.geometry.region_blocks as usize / 64;
-        let region = Region {
-            kind,
-            first: Block::new(id.vdev(), self.geometry.region(id.index())),
-            used: vec![0; words],
-            held: vec![0; words],
-            free: self.geometry.region_blocks,
-            used_count: 0,
-        };
+        let region = Region::empty(&self.geometry, id, kind);
         self.pool_mut(kind).free += u64::from(region.free);
         self.metadata_regions += u64::from(kind != RegionKind::Data);
         self.leaves.insert(id.0 / FANOUT as u32);
@@ -175,7 +106,7 @@ impl Space {
 
     /// Loads the stored form of a region that was [added](Space::add) before.
     pub fn load(&mut self, id: RegionId, stored: &[u8]) -> Result<(), &'static str> {
-        if !self.regions.contains_key(&id) {
+        if self.regions.get(id).is_none() {
             return Err("a region record without its region");
         }
         let used = Space::decode(&self.geometry, self.shard, id, stored)?;
@@ -183,29 +114,27 @@ impl Space {
         Ok(())
     }
 
-    /// The stored form of a region, one block.
-    pub fn encode(&self, id: RegionId) -> Vec<u8> {
-        let region = &self.regions[&id];
-        let mut bits = [0; WORDS_MAX * 8];
-        for (bytes, word) in bits.chunks_exact_mut(8).zip(&region.used) {
-            bytes.copy_from_slice(&word.to_le_bytes());
-        }
-        let raw = RawRegion {
-            magic: MAGIC,
-            region: id.0.into(),
-            used: region.used_count.into(),
-            blocks: self.geometry.region_blocks.into(),
-            shard: self.shard.into(),
-            reserved: [0; 46],
-            bits,
-            tail: [0; BLOCK_BYTES - 64 - WORDS_MAX * 8],
-        };
-        raw.as_bytes().to_vec()
+    /// The stored form of a region, one block; `None` when it is not the shard's.
+    pub fn encode(&self, id: RegionId) -> Option<Vec<u8>> {
+        self.regions.get(id).map(|region| region.encode(&self.geometry, self.shard, id))
     }
 
     /// Regions whose stored form has changed since the last call.
     pub fn take_dirty(&mut self) -> BTreeSet<RegionId> {
+        for id in &self.dirty {
+            if let Some(region) = self.regions.get_mut(*id) {
+                region.dirty = false;
+            }
+        }
         std::mem::take(&mut self.dirty)
+    }
+
+    fn mark_dirty(&mut self, id: RegionId) {
+        if let Some(region) = self.regions.get_mut(id)
+            && !std::mem::replace(&mut region.dirty, true)
+        {
+            self.dirty.insert(id);
+        }
     }
 
     /// Whether anything changed since the last [`take_dirty`](Space::take_dirty).
@@ -216,10 +145,8 @@ impl Space {
     /// Allocates up to `want` adjacent blocks, at least one, and marks them used; `None` when no block is free.
     pub fn allocate(&mut self, what: Use, want: u32) -> Option<(Block, u32)> {
         let (first, count) = self.reserve(what, want)?;
-        for i in 0..u64::from(count) {
-            let claimed = self.claim(first.add(i));
-            debug_assert!(claimed.is_ok(), "a reserved block is not in use");
-        }
+        let claimed = self.claim(first, count);
+        debug_assert!(claimed.is_ok(), "a reserved block is not in use");
         Some((first, count))
     }
 
@@ -236,7 +163,7 @@ impl Space {
         }
         let blocks = self.geometry.region_blocks;
         let at_cursor = pool.cursor.and_then(|(id, offset)| {
-            let (at, count) = self.regions.get(&id)?.find(offset, blocks, want)?;
+            let (at, count) = self.regions.get(id)?.find(offset, blocks, want)?;
             Some((id, at, count))
         });
         let (id, at, count) = at_cursor.or_else(|| {
@@ -244,9 +171,9 @@ impl Space {
             let (at, count) = region.find(0, blocks, want)?;
             Some((id, at, count))
         })?;
-        let region = self.regions.get_mut(&id)?;
-        for offset in at..at + count {
-            region.held[offset as usize / 64] |= 1 << (offset % 64);
+        let region = self.regions.get_mut(id)?;
+        for (word, mask) in words(at, count) {
+            region.held[word] |= mask;
         }
         region.free -= count;
         let first = region.first.add(u64::from(at));
@@ -262,7 +189,7 @@ impl Space {
     /// scattered over what is free in it.
     pub fn wants_fresh(&self, what: Use) -> bool {
         let blocks = self.geometry.region_blocks;
-        let region = |id| self.regions.get(&id);
+        let region = |id| self.regions.get(id);
         let goes_on =
             |(id, offset)| region(id).is_some_and(|region| region.find(offset, blocks, 1).is_some());
         !self.pool(what).cursor.is_some_and(goes_on)
@@ -275,33 +202,37 @@ impl Space {
             (region.kind == RegionKind::Data) == (what == Use::Data) && region.free > 0
         });
         // The lowest of several, so that what is written one after the other lies one after the other.
-        let best = candidates.rev().max_by_key(|(_, region)| region.free);
-        best.map(|(id, region)| (*id, region))
+        candidates.rev().max_by_key(|(_, region)| region.free)
     }
 
-    /// Marks a block as used: one that was reserved, or one that a journal record names.
-    pub fn claim(&mut self, block: Block) -> Result<(), SpaceError> {
-        let (id, offset, region) = self.region_mut(block)?;
-        let (word, bit) = (offset as usize / 64, 1u64 << (offset % 64));
-        if region.used[word] & bit != 0 {
-            return Err(SpaceError { block, found: "in use" });
+    /// Marks `count` blocks of one region from `first` on as used: reserved ones, or ones that a journal record names.
+    pub fn claim(&mut self, first: Block, count: u32) -> Result<(), SpaceError> {
+        let region_blocks = self.geometry.region_blocks;
+        let (id, offset, region) = self.region_mut(first)?;
+        if count > region_blocks - offset {
+            return Err(SpaceError { block: first, found: "the first of a run beyond its region" });
         }
-        region.used[word] |= bit;
-        region.used_count += 1;
-        let was_held = region.held[word] & bit != 0;
-        region.held[word] &= !bit;
-        if !was_held {
-            region.free -= 1;
+        for (word, mask) in words(offset, count) {
+            let wrong = mask & region.used[word];
+            if wrong != 0 {
+                let at = word as u64 * 64 + u64::from(wrong.trailing_zeros()) - u64::from(offset);
+                return Err(SpaceError { block: first.add(at), found: "in use" });
+            }
         }
+        let mut were_held = 0;
+        for (word, mask) in words(offset, count) {
+            were_held += (region.held[word] & mask).count_ones();
+            region.held[word] &= !mask;
+            region.used[word] |= mask;
+        }
+        region.used_count += count;
+        region.free -= count - were_held;
         let kind = region.kind;
         let pool = self.pool_mut(kind);
-        pool.used += 1;
-        if was_held {
-            pool.held -= 1;
-        } else {
-            pool.free -= 1;
-        }
-        self.dirty.insert(id);
+        pool.used += u64::from(count);
+        pool.held -= u64::from(were_held);
+        pool.free -= u64::from(count - were_held);
+        self.mark_dirty(id);
         Ok(())
     }
 
@@ -322,6 +253,31 @@ impl Space {
             self.release(u64::MAX);
         }
         Ok(())
+    }
+
+    /// Frees some blocks, those that follow each other in one go. Returns how many.
+    pub fn free_each(
+        &mut self,
+        blocks: impl Iterator<Item = Block>,
+        generation: u64,
+    ) -> Result<i64, SpaceError> {
+        let (mut run, mut freed): (Option<(Block, u32)>, i64) = (None, 0);
+        for block in blocks {
+            freed += 1;
+            run = match run {
+                Some((first, count)) if first.add(u64::from(count)) == block => Some((first, count + 1)),
+                before => {
+                    if let Some((first, count)) = before {
+                        self.free_run(first, count, generation)?;
+                    }
+                    Some((block, 1))
+                }
+            };
+        }
+        if let Some((first, count)) = run {
+            self.free_run(first, count, generation)?;
+        }
+        Ok(freed)
     }
 
     /// Frees those of `count` blocks from `first` on that are in its region. Returns how many.
@@ -345,7 +301,7 @@ impl Space {
         let pool = self.pool_mut(kind);
         pool.used -= u64::from(count);
         pool.held += u64::from(count);
-        self.dirty.insert(id);
+        self.mark_dirty(id);
         if self.queue.back().is_none_or(|held| held.generation != generation) {
             self.queue.push_back(Held { generation, runs: Vec::new() });
         }
@@ -413,14 +369,14 @@ impl Space {
             .regions
             .iter()
             .filter(|(id, region)| {
-                region.kind == RegionKind::Data && region.free == blocks && Some(**id) != cursor
+                region.kind == RegionKind::Data && region.free == blocks && Some(*id) != cursor
             })
-            .map(|(id, _)| *id)
+            .map(|(id, _)| id)
             .collect();
         let take = empty.len().saturating_sub(keep).min(count);
         let taken: Vec<RegionId> = empty.into_iter().rev().take(take).collect();
         for id in &taken {
-            self.regions.remove(id);
+            self.regions.remove(*id);
             self.dirty.remove(id);
             self.data.free -= u64::from(blocks);
         }
@@ -430,7 +386,7 @@ impl Space {
     /// Where the second copy of a metadata block is.
     pub fn twin(&self, block: Block) -> Option<Block> {
         let (index, offset) = self.geometry.region_of(block)?;
-        match self.regions.get(&RegionId::new(block.vdev() as u8, index))?.kind {
+        match self.regions.get(RegionId::new(block.vdev() as u8, index))?.kind {
             RegionKind::Metadata { twin } => {
                 Some(Block::new(twin.vdev(), self.geometry.region(twin.index()) + u64::from(offset)))
             }
@@ -443,7 +399,7 @@ impl Space {
     pub fn is_used(&self, block: Block) -> bool {
         self.geometry.region_of(block).is_some_and(|(index, offset)| {
             self.regions
-                .get(&RegionId::new(block.vdev() as u8, index))
+                .get(RegionId::new(block.vdev() as u8, index))
                 .is_some_and(|region| region.used[offset as usize / 64] & (1 << (offset % 64)) != 0)
         })
     }
@@ -451,7 +407,7 @@ impl Space {
     /// Every used block, in order.
     #[cfg(test)]
     pub fn used_blocks(&self) -> impl Iterator<Item = Block> + '_ {
-        self.regions.values().flat_map(move |region| {
+        self.regions.iter().flat_map(move |(_, region)| {
             (0..self.geometry.region_blocks)
                 .filter(|offset| region.used[*offset as usize / 64] & (1 << (offset % 64)) != 0)
                 .map(|offset| region.first.add(u64::from(offset)))
@@ -460,7 +416,7 @@ impl Space {
 
     /// The blocks in use of every region, one bit each, the region's first block in the lowest bit of the first word.
     pub fn used_bits(&self) -> impl Iterator<Item = (RegionId, RegionKind, &[u64])> + '_ {
-        self.regions.iter().map(|(id, region)| (*id, region.kind, region.used.as_slice()))
+        self.regions.iter().map(|(id, region)| (id, region.kind, region.used.as_slice()))
     }
 
     /// The bitmap in the stored form of a region, if that is whole and is `shard`'s.
@@ -470,29 +426,12 @@ impl Space {
         id: RegionId,
         stored: &[u8],
     ) -> Result<Vec<u64>, &'static str> {
-        let raw = RawRegion::ref_from_bytes(stored).map_err(|_| "a region record is one block")?;
-        if raw.magic != MAGIC || raw.region.get() != id.0 || raw.shard.get() != shard {
-            return Err("a region record names another region or shard");
-        }
-        if raw.blocks.get() != geometry.region_blocks {
-            return Err("a region record has another region size");
-        }
-        let words = geometry.region_blocks as usize / 64;
-        let (bits, beyond) = raw.bits.split_at(words * 8);
-        let used: Vec<u64> = bits
-            .chunks_exact(8)
-            .map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
-            .collect();
-        let count: u32 = used.iter().map(|word| word.count_ones()).sum();
-        if count != raw.used.get() || beyond.iter().any(|byte| *byte != 0) {
-            return Err("a region record's count does not fit its bitmap");
-        }
-        Ok(used)
+        region::decode(geometry, shard, id, stored)
     }
 
     /// Takes over the blocks in use of a region that was [added](Space::add) before.
     pub fn set_used(&mut self, id: RegionId, bits: &[u64]) {
-        let Some(region) = self.regions.get_mut(&id) else { return };
+        let Some(region) = self.regions.get_mut(id) else { return };
         let kind = region.kind;
         let used: u32 = bits.iter().map(|word| word.count_ones()).sum();
         region.used.copy_from_slice(bits);
@@ -505,12 +444,13 @@ impl Space {
 
     /// The stored forms of all regions are to be written again.
     pub fn touch_all(&mut self) {
-        self.dirty.extend(self.regions.keys().copied());
+        let ids: Vec<RegionId> = self.regions.iter().map(|(id, _)| id).collect();
+        ids.into_iter().for_each(|id| self.mark_dirty(id));
     }
 
     /// The regions owned.
     pub fn regions(&self) -> impl Iterator<Item = (RegionId, RegionKind)> + '_ {
-        self.regions.iter().map(|(id, region)| (*id, region.kind))
+        self.regions.iter().map(|(id, region)| (id, region.kind))
     }
 
     /// Changed regions, all regions, and leaf pages of a tree with one slot for each region.
@@ -561,48 +501,8 @@ impl Space {
         let unknown = SpaceError { block, found: "not in a region of this shard" };
         let (index, offset) = self.geometry.region_of(block).ok_or(unknown)?;
         let id = RegionId::new(block.vdev() as u8, index);
-        let region = self.regions.get_mut(&id).ok_or(unknown)?;
+        let region = self.regions.get_mut(id).ok_or(unknown)?;
         Ok((id, offset, region))
-    }
-}
-
-/// The words of a bitmap that hold `count` bits from `offset` on, each with the mask of those bits.
-fn words(offset: u32, count: u32) -> impl Iterator<Item = (usize, u64)> {
-    let end = offset + count;
-    (offset / 64..end.div_ceil(64)).map(move |word| {
-        let (from, to) = (offset.max(word * 64) - word * 64, end.min(word * 64 + 64) - word * 64);
-        (word as usize, (u64::MAX >> (64 - (to - from))) << from)
-    })
-}
-
-impl Region {
-    /// The first run of free blocks in `from..to`, at most `want` long, as (offset, length).
-    fn find(&self, from: u32, to: u32, want: u32) -> Option<(u32, u32)> {
-        let taken = |offset: u32| self.used[offset as usize / 64] | self.held[offset as usize / 64];
-        let mut at = from;
-        while at < to {
-            let ahead = !taken(at) >> (at % 64);
-            if ahead == 0 {
-                at = (at / 64 + 1) * 64;
-                continue;
-            }
-            at += ahead.trailing_zeros();
-            if at >= to {
-                return None;
-            }
-            let mut count = 0;
-            while at + count < to && count < want {
-                let offset = at + count;
-                let ahead = taken(offset) >> (offset % 64);
-                let run = ahead.trailing_zeros().min(64 - offset % 64);
-                if run == 0 {
-                    break;
-                }
-                count += run;
-            }
-            return Some((at, count.min(want).min(to - at)));
-        }
-        None
     }
 }
 
@@ -652,7 +552,7 @@ mod tests {
         let (a, _) = s.allocate(Use::Data, 10).unwrap();
         s.free(a, 1).unwrap();
         let id = RegionId::new(0, 2);
-        let stored = s.encode(id);
+        let stored = s.encode(id).unwrap();
         let mut t = space();
         t.load(id, &stored).unwrap();
         assert!(!t.is_used(a) && t.is_used(a.add(1)) && !t.is_used(a.add(10)));

@@ -154,7 +154,7 @@ impl Shard {
         let copies = [Some(first), self.state.borrow().space.twin(first)];
         let bytes = self.read_copies(copies).await;
         let fits = |bytes: &Option<crate::memory::DmaBuf>| {
-            bytes.as_ref().is_some_and(|bytes| crc32c::crc32c(bytes) == pointer.crc())
+            bytes.as_ref().is_some_and(|bytes| crate::crc32c::crc32c(bytes) == pointer.crc())
         };
         let bad: Vec<_> = copies
             .iter()

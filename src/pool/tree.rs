@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeSet, HashMap};
+use std::hash::BuildHasherDefault;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
-use super::cache::{FrameId, Missing, Object, Pages, Parent};
+use super::cache::{FrameId, Missing, NumberHasher, Object, Pages, Parent};
 use super::journal::{Journal, Record};
 use super::label::Geometry;
 use super::node::{NodeId, Nodes};
@@ -89,7 +90,7 @@ pub struct State {
     /// Journal.
     pub journal: Journal,
     /// Volumes.
-    pub volumes: HashMap<VolumeId, VolumeState>,
+    pub volumes: HashMap<VolumeId, VolumeState, BuildHasherDefault<NumberHasher>>,
     nodes_root: Pointer,
     space_root: Pointer,
 }
@@ -133,7 +134,7 @@ impl State {
             pages: Pages::new(page_limit),
             space: Space::new(shard, geometry),
             journal: Journal::new(pool, shard, u64::from(geometry.journal_blocks), journal_next),
-            volumes: HashMap::new(),
+            volumes: HashMap::default(),
             nodes_root: Pointer::EMPTY,
             space_root: Pointer::EMPTY,
         }
@@ -206,8 +207,10 @@ impl State {
 
     /// Checks that the path to `leaf` is in memory and that a change of it can be carried out and recorded.
     pub fn prepare(&mut self, object: Object, leaf: u64, reserve: Reserve) -> Result<(), Need> {
-        let root = self.root(object);
-        self.find_leaf(object, root, leaf).map_err(Need::Load)?;
+        if self.pages.dirty_leaf(object, leaf).is_none() {
+            let root = self.root(object);
+            self.find_leaf(object, root, leaf).map_err(Need::Load)?;
+        }
         self.prepare_room(reserve)
     }
 
@@ -256,12 +259,17 @@ impl State {
         leaf: u64,
         lowest: u32,
     ) -> Result<FrameId, SpaceError> {
+        if lowest == 0
+            && let Some(frame) = self.pages.dirty_leaf(object, leaf)
+        {
+            return Ok(frame);
+        }
         let mut pointer = self.root(object);
         let mut parent = Parent::Root(object);
         let mut frame = None;
         for level in (lowest..LEVELS).rev() {
             let floor = self.floor(object, (leaf >> (8 * level)).saturating_add(1) << (8 * level));
-            let at = self.dirty_page(object, pointer, parent, level, floor)?;
+            let at = self.dirty_page((object, leaf), pointer, parent, level, floor)?;
             let slot = slot_of(leaf, level);
             pointer = self.pages.page(at).get(slot);
             parent = Parent::Page(self.pages.block(at), slot as u8);
@@ -272,7 +280,7 @@ impl State {
 
     fn dirty_page(
         &mut self,
-        object: Object,
+        (object, leaf): (Object, u64),
         pointer: Pointer,
         parent: Parent,
         level: u32,
@@ -307,13 +315,8 @@ impl State {
                 self.pages.page_mut(above).set(usize::from(slot), named);
             }
         }
-        Ok(self.pages.insert_dirty(
-            block,
-            page.unwrap_or_else(|| Page::of_holes(pointer)),
-            object,
-            level,
-            parent,
-        ))
+        let page = page.unwrap_or_else(|| Page::of_holes(pointer));
+        Ok(self.pages.insert_dirty(block, page, (object, leaf), level, parent))
     }
 
     pub(super) fn finalize_nodes(&mut self) {
@@ -355,25 +358,21 @@ impl State {
         let leaf = slot / FANOUT as u64;
         let frame = self.dirty_path(Object::Node(node), leaf, 0)?;
         let floor = self.nodes.floor(node, leaf + 1);
-        let (mut referenced, mut written, mut let_go) = (0, 0, 0);
-        let first = (slot % FANOUT as u64) as usize;
+        let (first, count) = ((slot % FANOUT as u64) as usize, crcs.len());
+        self.space.claim(extent.block, count as u32)?;
+        let State { pages, space, nodes, .. } = self;
+        let old = || pages.page(frame).iter().skip(first).take(count).filter(|old| !old.is_hole());
+        let own = old().filter(|old| old.birth() > floor);
+        let freed = space.free_each(own.map(Pointer::block), self.generation)?;
+        let named = old().count() as i64;
+        let page = pages.page_mut(frame);
         for (i, crc) in crcs.iter().enumerate() {
-            let block = extent.block.add(i as u64);
-            self.space.claim(block)?;
-            let page = self.pages.page_mut(frame);
-            let old = page.get(first + i);
-            page.set(first + i, Pointer::new(block, birth, *crc));
-            referenced += i64::from(old.is_hole());
-            if !old.is_hole() && old.birth() > floor {
-                self.space.free(old.block(), self.generation)?;
-            } else {
-                written += 1;
-                let_go += u64::from(!old.is_hole());
-            }
+            page.set(first + i, Pointer::new(extent.block.add(i as u64), birth, *crc));
         }
-        self.nodes.count(node, referenced, written);
-        if let_go > 0 {
-            self.nodes.let_go(node, let_go);
+        let count = count as i64;
+        nodes.count(node, count - named, count - freed);
+        if named > freed {
+            nodes.let_go(node, (named - freed) as u64);
         }
         Ok(())
     }
@@ -431,25 +430,9 @@ impl State {
         }
     }
 
-    /// Frees blocks of data, those that follow each other in one go. Returns how many.
+    /// Frees blocks of data. Returns how many.
     pub fn free_data(&mut self, blocks: impl Iterator<Item = Block>) -> Result<i64, SpaceError> {
-        let (mut run, mut freed): (Option<(Block, u32)>, i64) = (None, 0);
-        for block in blocks {
-            freed += 1;
-            run = match run {
-                Some((first, count)) if first.add(u64::from(count)) == block => Some((first, count + 1)),
-                before => {
-                    if let Some((first, count)) = before {
-                        self.space.free_run(first, count, self.generation)?;
-                    }
-                    Some((block, 1))
-                }
-            };
-        }
-        if let Some((first, count)) = run {
-            self.space.free_run(first, count, self.generation)?;
-        }
-        Ok(freed)
+        self.space.free_each(blocks, self.generation)
     }
 
     /// Frees a block of a node that is being reaped, and its page if it was one.
@@ -489,7 +472,7 @@ impl State {
                 continue;
             }
             let bytes = self.nodes.encode(index);
-            let block = self.place_blob(Object::Nodes, index, crc32c::crc32c(&bytes))?;
+            let block = self.place_blob(Object::Nodes, index, crate::crc32c::crc32c(&bytes))?;
             writes.push((block, Content::Bytes(bytes)));
         }
         // Placing a bitmap changes bitmaps: go on until no further region has changed.
@@ -505,10 +488,10 @@ impl State {
             }
         }
         for region in placed {
-            let bytes = self.space.encode(region);
+            let Some(bytes) = self.space.encode(region) else { continue };
             let leaf = self.blob_leaf(Object::Space, region.0)?;
             let slot = region.0 as usize % FANOUT;
-            let pointer = self.pages.page(leaf).get(slot).with_crc(crc32c::crc32c(&bytes));
+            let pointer = self.pages.page(leaf).get(slot).with_crc(crate::crc32c::crc32c(&bytes));
             self.pages.page_mut(leaf).set(slot, pointer);
             writes.push((pointer.block(), Content::Bytes(bytes)));
         }

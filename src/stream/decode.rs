@@ -279,7 +279,7 @@ fn names_len(fixed: &[u8]) -> Result<usize, Fault> {
 fn read_header(bytes: &[u8]) -> Result<Header, Fault> {
     let damaged = Fault::Checksum("header");
     let Some((covered, crc)) = bytes.split_last_chunk::<4>() else { return Err(damaged) };
-    if crc32c::crc32c(covered) != u32::from_le_bytes(*crc) {
+    if crate::crc32c::crc32c(covered) != u32::from_le_bytes(*crc) {
         return Err(damaged);
     }
     let Ok((raw, names)) = RawHeader::ref_from_prefix(covered) else { return Err(damaged) };

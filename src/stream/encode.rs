@@ -45,7 +45,7 @@ impl Encoder {
         bytes.extend_from_slice(header.name.as_bytes());
         bytes.extend_from_slice(header.pool_name.as_bytes());
         bytes.resize(length - size_of::<u32>(), 0);
-        bytes.extend_from_slice(&crc32c::crc32c(&bytes).to_le_bytes());
+        bytes.extend_from_slice(&crate::crc32c::crc32c(&bytes).to_le_bytes());
         let mut encoder = Encoder {
             stream: tag(header.stream),
             sequence: 0,

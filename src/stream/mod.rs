@@ -186,9 +186,9 @@ impl RawRecord {
     /// CRC-32C of a record, its own field as zero.
     fn checksum(&self, data: &[u8]) -> u32 {
         let bytes = self.as_bytes();
-        let crc = crc32c::crc32c(&bytes[..4]);
-        let crc = crc32c::crc32c_append(crc, &[0; 4]);
-        crc32c::crc32c_append(crc32c::crc32c_append(crc, &bytes[8..]), data)
+        let crc = crate::crc32c::crc32c(&bytes[..4]);
+        let crc = crate::crc32c::append(crc, &[0; 4]);
+        crate::crc32c::append(crate::crc32c::append(crc, &bytes[8..]), data)
     }
 }
 

@@ -84,7 +84,7 @@ fn a_stream_has_its_golden_bytes() {
     assert_eq!(bytes[80..88], (8 * UNIT).to_le_bytes());
     assert_eq!(bytes[112..124], [&8192u64.to_le_bytes()[..], &512u32.to_le_bytes()].concat());
     assert_eq!(bytes[124..140], *b"\x03\0\x04\0m@1main\0\0\0\0\0");
-    assert_eq!(bytes[140..144], crc32c::crc32c(&bytes[..140]).to_le_bytes());
+    assert_eq!(bytes[140..144], crate::crc32c::crc32c(&bytes[..140]).to_le_bytes());
     let record = &bytes[144..184];
     assert_eq!(record[..4], *b"ZERO");
     assert_eq!(record[8..16], (0xABCDu64 ^ 7).to_le_bytes());
@@ -94,7 +94,7 @@ fn a_stream_has_its_golden_bytes() {
     assert_eq!(end[40..72], [0u64, 0, 1, 8192].map(u64::to_le_bytes).concat());
     assert_eq!(end[72..], *blake3::hash(&bytes[..184]).as_bytes());
     let zeroed = [&end[..4], &[0; 4], &end[8..]].concat();
-    assert_eq!(end[4..8], crc32c::crc32c(&zeroed).to_le_bytes());
+    assert_eq!(end[4..8], crate::crc32c::crc32c(&zeroed).to_le_bytes());
 }
 
 #[test]

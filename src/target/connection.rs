@@ -332,7 +332,7 @@ impl Connection {
         }
         let intact = data.is_empty() || !self.digests.data() || {
             let digest = &input[data.end..plen];
-            digest == crc32c::crc32c(&input[data.clone()]).to_le_bytes()
+            digest == crate::crc32c::crc32c(&input[data.clone()]).to_le_bytes()
         };
         Ok(Parsed {
             consumed: plen,
@@ -494,7 +494,7 @@ impl Connection {
             shape.apply(ch);
         }
         self.transmit.push_bytes(bytes);
-        let digest = crc32c::crc32c(bytes);
+        let digest = crate::crc32c::crc32c(bytes);
         self.transmit.push_bytes(&digest.to_le_bytes());
     }
 
@@ -525,19 +525,19 @@ impl Connection {
         self.transmit.push_bytes(header.as_bytes());
         let mut end = HLEN;
         if self.digests.header() {
-            self.transmit.push_bytes(&crc32c::crc32c(header.as_bytes()).to_le_bytes());
+            self.transmit.push_bytes(&crate::crc32c::crc32c(header.as_bytes()).to_le_bytes());
             end += DIGEST_LEN;
         }
         if shape.pdo > end {
             self.transmit.push_bytes(&[0; PDO_MAX][..shape.pdo - end]);
         }
-        let mut digest = self.digests.data().then(|| crc32c::crc32c(&data));
+        let mut digest = self.digests.data().then(|| crate::crc32c::crc32c(&data));
         let mut missing = len - data.len();
         self.transmit.push_data(data);
         while missing > 0 {
             let zeros = memory::zeros(missing);
             missing -= zeros.len();
-            digest = digest.map(|sum| crc32c::crc32c_append(sum, &zeros));
+            digest = digest.map(|sum| crate::crc32c::append(sum, &zeros));
             self.transmit.push_shared(zeros);
         }
         if let Some(digest) = digest {
@@ -548,7 +548,7 @@ impl Connection {
 
 fn check_header_digest(input: &[u8], hlen: usize) -> Result<(), Violation> {
     let found = input[hlen..].first_chunk::<DIGEST_LEN>().map(|bytes| u32::from_le_bytes(*bytes));
-    let expected = crc32c::crc32c(&input[..hlen]);
+    let expected = crate::crc32c::crc32c(&input[..hlen]);
     if found == Some(expected) {
         return Ok(());
     }

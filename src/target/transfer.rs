@@ -200,7 +200,7 @@ impl Transfers {
     pub fn check_digest(&mut self, index: TransferIndex, len: usize, digest: u32) {
         if let Some(waiting) = self.waiting_at(index)
             && let Some(start) = waiting.received.checked_sub(len)
-            && crc32c::crc32c(&waiting.buf[start..waiting.received]) != digest
+            && crate::crc32c::crc32c(&waiting.buf[start..waiting.received]) != digest
         {
             waiting.intact = false;
         }

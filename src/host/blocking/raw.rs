@@ -184,13 +184,13 @@ impl RawConnection {
             shape.apply(ch);
         }
         if self.digests.header() {
-            bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
+            bytes.extend(crate::crc32c::crc32c(&bytes).to_le_bytes());
         }
         if !data.is_empty() {
             bytes.resize(shape.pdo, 0);
             bytes.extend(data);
             if self.digests.data() {
-                bytes.extend(crc32c::crc32c(data).to_le_bytes());
+                bytes.extend(crate::crc32c::crc32c(data).to_le_bytes());
             }
         }
         bytes
@@ -214,7 +214,7 @@ impl RawConnection {
                 let data = bytes.get(start..start + header.datal.get() as usize)?.to_vec();
                 if ch.has(flags::DDGSTF) {
                     let digest = bytes.get(start + data.len()..)?.first_chunk::<DIGEST_LEN>()?;
-                    (u32::from_le_bytes(*digest) == crc32c::crc32c(&data)).then_some(())?;
+                    (u32::from_le_bytes(*digest) == crate::crc32c::crc32c(&data)).then_some(())?;
                 }
                 Some(Pdu::C2hData { header, data })
             }),

@@ -110,7 +110,7 @@ where
         let direct = bytes.min(*left);
         if conn.granted.digests.data() {
             let range = *at..*at + direct;
-            *crc = crc32c::crc32c_append(*crc, &conn.slots.in_bytes(*slot)[range]);
+            *crc = crate::crc32c::append(*crc, &conn.slots.in_bytes(*slot)[range]);
         }
         *at += direct;
         *left -= direct;
@@ -161,7 +161,7 @@ where
                 return Ok(false);
             }
             let available = &available[..n];
-            let crc = if flags & flags::DDGSTF != 0 { crc32c::crc32c_append(crc, available) } else { crc };
+            let crc = if flags & flags::DDGSTF != 0 { crate::crc32c::append(crc, available) } else { crc };
             conn.slots.in_bytes(slot)[to..to + n].copy_from_slice(available);
             *at += n;
             receive.state = State::Data { slot, at: to + n, left: left - n, crc, flags };
@@ -212,7 +212,7 @@ where
         return Ok(false);
     }
     if digested {
-        let computed = crc32c::crc32c(&available[..hlen]);
+        let computed = crate::crc32c::crc32c(&available[..hlen]);
         let found = available[hlen..].first_chunk::<DIGEST_LEN>().map_or(0, |d| u32::from_le_bytes(*d));
         if found != computed {
             return Err(ProtocolError::HeaderDigest { found, computed });

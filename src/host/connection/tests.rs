@@ -71,13 +71,13 @@ fn pdu_bytes(header: impl IntoBytes + Immutable, data: &[u8], digests: Digests, 
     let (ch, _) = CommonHeader::mut_from_prefix(&mut bytes).unwrap();
     shape.apply(ch);
     if digests.header() {
-        bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
+        bytes.extend(crate::crc32c::crc32c(&bytes).to_le_bytes());
     }
     if !data.is_empty() {
         bytes.resize(shape.pdo, 0);
         bytes.extend(data);
         if digests.data() {
-            bytes.extend(crc32c::crc32c(data).to_le_bytes());
+            bytes.extend(crate::crc32c::crc32c(data).to_le_bytes());
         }
     }
     assert_eq!(bytes.len(), shape.plen);
@@ -187,7 +187,7 @@ fn small_data_travels_in_the_capsule_and_cannot_be_asked_for_again() {
     assert_eq!(capsule.sqe.dptr, SglDescriptor::in_capsule(0, 4096));
     assert_eq!((capsule.ch.pdo, capsule.ch.plen.get()), (128, 128 + 4096 + 4), "aligned as CPDA asks");
     assert_eq!(&bytes[128..4224], &data[..]);
-    assert_eq!(&bytes[4224..], crc32c::crc32c(&data).to_le_bytes());
+    assert_eq!(&bytes[4224..], crate::crc32c::crc32c(&data).to_le_bytes());
 
     let error = feed(&mut conn, R2t::new(cid, 0, 0, 4096).as_bytes(), 100).unwrap_err();
     assert!(matches!(error, ProtocolError::DataOutOfRange { expected: 4096, total: 4096, .. }));

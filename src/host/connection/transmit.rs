@@ -61,7 +61,7 @@ impl Transmit {
         self.stage(header);
         let mut end = header.len();
         if shape.flags & flags::HDGSTF != 0 {
-            self.stage(&crc32c::crc32c(header).to_le_bytes());
+            self.stage(&crate::crc32c::crc32c(header).to_le_bytes());
             end += DIGEST_LEN;
         }
         let padding = shape.pdo.saturating_sub(end);

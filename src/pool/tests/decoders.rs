@@ -84,7 +84,7 @@ fn reseal(decoder: &Decoder, bytes: &mut [u8]) {
         }
         _ => bytes.len(),
     };
-    let crc = crc32c::crc32c(&bytes[..covered]);
+    let crc = crate::crc32c::crc32c(&bytes[..covered]);
     bytes[at..at + 4].copy_from_slice(&crc.to_le_bytes());
 }
 

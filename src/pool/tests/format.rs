@@ -39,7 +39,7 @@ impl Table {
         let (offset, _, _) = self.0.iter().find(|(_, _, name)| name == "crc").expect("a field crc");
         let mut zeroed = block[..len].to_vec();
         zeroed[*offset..offset + 4].fill(0);
-        u64::from(crc32c::crc32c(&zeroed)) == self.number(block, "crc")
+        u64::from(crate::crc32c::crc32c(&zeroed)) == self.number(block, "crc")
     }
 }
 
@@ -87,7 +87,7 @@ fn a_new_pool_is_read_by_the_offsets_in_the_page() {
             for level in (0..=4).rev() {
                 let at = (pointer & ((1 << 40) - 1)) as u64;
                 let stored = block(at);
-                assert_eq!(u128::from(crc32c::crc32c(stored)), pointer >> 96, "level {level}");
+                assert_eq!(u128::from(crate::crc32c::crc32c(stored)), pointer >> 96, "level {level}");
                 if level == 0 {
                     let region = Table::of(page, "Region record");
                     assert_eq!(region.get(stored, "magic"), b"RMSP");
@@ -133,7 +133,7 @@ async fn relabel(device: &Device, at: usize, bytes: &[u8]) {
         result.unwrap();
         label[at..at + bytes.len()].copy_from_slice(bytes);
         label[12..16].fill(0);
-        let crc = crc32c::crc32c(&label);
+        let crc = crate::crc32c::crc32c(&label);
         label[12..16].copy_from_slice(&crc.to_le_bytes());
         device.write(block * 4096, label.freeze()).await.unwrap();
     }

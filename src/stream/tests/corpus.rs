@@ -54,7 +54,7 @@ fn reseal(bytes: &mut [u8]) {
     if at < HEADER_BYTES || at > bytes.len() {
         return;
     }
-    let crc = crc32c::crc32c(&bytes[..at - 4]);
+    let crc = crate::crc32c::crc32c(&bytes[..at - 4]);
     bytes[at - 4..at].copy_from_slice(&crc.to_le_bytes());
     while at + RECORD_BYTES <= bytes.len() {
         let follows = if bytes[at..at + 4] == *b"ZERO" { 0 } else { number(bytes, at + 32, 8) };
@@ -66,7 +66,7 @@ fn reseal(bytes: &mut [u8]) {
             bytes[end - 32..end].copy_from_slice(digest.as_bytes());
         }
         bytes[at + 4..at + 8].fill(0);
-        let crc = crc32c::crc32c(&bytes[at..end]);
+        let crc = crate::crc32c::crc32c(&bytes[at..end]);
         bytes[at + 4..at + 8].copy_from_slice(&crc.to_le_bytes());
         at = end;
     }

@@ -80,5 +80,5 @@ fn padding_is_part_of_the_data_and_of_its_digest() {
     let sent: Vec<u8> = pieces[..used].iter().flat_map(|piece| piece.iter().copied()).collect();
     let data = &sent[sent.len() - DIGEST_LEN - 1_000_000..sent.len() - DIGEST_LEN];
     assert!(data[..100].iter().all(|&b| b == 7) && data[100..].iter().all(|&b| b == 0));
-    assert_eq!(sent[sent.len() - DIGEST_LEN..], crc32c::crc32c(data).to_le_bytes());
+    assert_eq!(sent[sent.len() - DIGEST_LEN..], crate::crc32c::crc32c(data).to_le_bytes());
 }
