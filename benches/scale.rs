@@ -21,6 +21,8 @@ const CORES: usize = 2;
 const BURST: u64 = 500;
 /// Longer than a commit is put off while nobody writes.
 const QUIET: Duration = Duration::from_secs(3);
+/// Before a call that is timed: what the one before left to the background is over.
+const PAUSE: Duration = Duration::from_millis(5);
 
 fn main() {
     let options = Options::read();
@@ -61,9 +63,14 @@ impl Mapped {
         for part in 0..parts {
             let begun = Instant::now();
             let [from, to] = [part, part + 1].map(|part| size / MIB * part / parts);
-            write_all(&bench, &volume, data.clone(), 16, (to - from).div_ceil(CORES as u64), move |core, n| {
-                (from + n * CORES as u64 + core as u64) * MIB
-            });
+            write_all(
+                &bench,
+                &volume,
+                data.clone(),
+                16,
+                (to - from).div_ceil(CORES as u64),
+                move |core, n| (from + n * CORES as u64 + core as u64) * MIB,
+            );
             println!(
                 "  {} GiB mapped: the last {:.0} at {:.2} GiB/s",
                 to * MIB / GIB,
@@ -152,18 +159,22 @@ fn times(small: &Mapped, large: &Mapped, rounds: u64, seed: u64) {
             let mut timed = |call: usize, begun: Instant| {
                 figures[call][at].add(begun.elapsed().as_secs_f64() * 1e6);
             };
+            std::thread::sleep(PAUSE);
             let begun = Instant::now();
             wait(pool.snapshot_create("v", "s")).expect("a snapshot");
             timed(0, begun);
             mapped.overwrite(64, seed ^ (round + rounds) << 32, mapped.size);
+            std::thread::sleep(PAUSE);
             let begun = Instant::now();
             wait(pool.clone_create("s", "c")).expect("a clone");
             timed(1, begun);
+            std::thread::sleep(PAUSE);
             let begun = Instant::now();
             wait(pool.rollback("v", "s", Some("kept".to_owned()))).expect("a rollback");
             timed(2, begun);
             let mut deletes = Duration::ZERO;
             for name in ["kept", "c", "s"] {
+                std::thread::sleep(PAUSE);
                 let begun = Instant::now();
                 wait(pool.delete(name)).expect("it is deleted");
                 deletes += begun.elapsed();
@@ -236,7 +247,10 @@ fn restart(mut mapped: Mapped, rounds: u64, seed: u64) {
         }
         let begin = "seconds from import after a crash with full journals";
         read.judge(&format!("{begin} to the first read, {gib} GiB mapped, written {what}"), Aim::AtMost(2.0));
-        written.judge(&format!("{begin} to the first write, {gib} GiB mapped, written {what}"), Aim::AtMost(2.0));
+        written.judge(
+            &format!("{begin} to the first write, {gib} GiB mapped, written {what}"),
+            Aim::AtMost(2.0),
+        );
     }
     mapped.bench.settle();
     let Mapped { bench, volume, .. } = mapped;

@@ -46,7 +46,7 @@ impl Contents {
         if *bytes == ZEROES {
             return None;
         }
-        let place = &mut self.recent[crc32c::crc32c(bytes) as usize % RECENT];
+        let place = &mut self.recent[crate::crc32c::crc32c(bytes) as usize % RECENT];
         match place {
             Some(content) if **content == *bytes => Some(Arc::clone(content)),
             _ => {
