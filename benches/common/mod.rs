@@ -78,14 +78,23 @@ pub struct Bench {
 impl Bench {
     /// A new pool on the device `uri`; what that held is lost. One reactor on each of the first `cores` cores.
     pub fn new(uri: &str, cores: usize) -> Bench {
-        let device = Device::open(uri, OpenOptions::default()).expect("the device opens");
-        let config = ReactorConfig { cores: (0..cores).collect(), ..ReactorConfig::default() };
-        let reactors = Reactors::start(config).expect("the reactors start");
-        let handles = reactors.handles().to_vec();
-        let manager = PoolManager::new(handles.clone(), 512 << 20);
+        Bench::on(Device::open(uri, OpenOptions::default()).expect("the device opens"), cores)
+    }
+
+    /// The same on a device that is open.
+    pub fn on(device: Device, cores: usize) -> Bench {
         let options = PoolOptions { force: true, ..PoolOptions::default() };
+        let (reactors, manager) = started(cores);
         let pool = wait(manager.create("bench", vec![device.clone()], options)).expect("the pool is made");
-        Bench { device, pool, handles, manager, reactors }
+        Bench { device, pool, handles: reactors.handles().to_vec(), manager, reactors }
+    }
+
+    /// The pool that is on a device; and when its import began, with everything else in place.
+    pub fn import(device: Device, cores: usize) -> (Bench, Instant) {
+        let (reactors, manager) = started(cores);
+        let begun = Instant::now();
+        let pool = wait(manager.import(vec![device.clone()])).expect("the pool is opened");
+        (Bench { device, pool, handles: reactors.handles().to_vec(), manager, reactors }, begun)
     }
 
     pub fn volume(&self, name: &str, size: u64) -> Volume {
@@ -166,6 +175,18 @@ impl Bench {
         wait(self.manager.shut(&self.pool)).expect("the pool closes");
         self.reactors.shutdown();
     }
+
+    /// Lets everything go as it is, as a kill of the process would.
+    pub fn kill(self) {
+        self.reactors.shutdown();
+    }
+}
+
+fn started(cores: usize) -> (Reactors, PoolManager) {
+    let config = ReactorConfig { cores: (0..cores).collect(), ..ReactorConfig::default() };
+    let reactors = Reactors::start(config).expect("the reactors start");
+    let manager = PoolManager::new(reactors.handles().to_vec(), 512 << 20);
+    (reactors, manager)
 }
 
 /// What is kept in flight.

@@ -22,10 +22,10 @@ struct Arguments {
     #[arg(long)]
     seed: Option<u64>,
     /// How many seeds to run, one after the other from the first.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// Operations of one run: reads, writes, trims, flushes, snapshots, clones, rollbacks, deletions …
-    #[arg(long, default_value_t = 5000)]
+    #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
     operations: u64,
     /// Run the same short run again and again, with the power cut at each operation of a device in turn.
     #[arg(long)]
@@ -72,8 +72,10 @@ fn main() -> ExitCode {
             });
         }
     });
-    println!("{:.1} s", started.elapsed().as_secs_f64());
-    if failed.into_inner() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    let failed = failed.into_inner();
+    let outcome = if failed { "a fault was found" } else { "nothing was found" };
+    println!("{outcome}, {:.1} s", started.elapsed().as_secs_f64());
+    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
 fn one(arguments: &Arguments, seed: u64) -> Result<Report, Failure> {

@@ -21,7 +21,7 @@ mod tests;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use self::store::{BLOCK, Store};
+use self::store::{BLOCK, Contents, Store};
 use super::{Backing, Device, DeviceInfo, DeviceKind, IoError};
 use crate::memory::{DmaBuf, DmaSlice};
 
@@ -74,8 +74,9 @@ struct Disk {
     spec: SimSpec,
     /// What is read back.
     visible: Store,
-    /// What a power cut leaves in any case.
-    durable: Store,
+    /// What a power cut leaves in any case; `None` without a write cache: all that is read back.
+    durable: Option<Store>,
+    contents: Contents,
     /// What is in flight, or done and not flushed, in the order of submission.
     pending: Vec<Pending>,
     next: u64,
@@ -112,9 +113,10 @@ impl SimDisks {
     /// Blank disks.
     pub fn new(seed: u64, specs: Vec<SimSpec>) -> SimDisks {
         let disks = specs.into_iter().map(|spec| Disk {
+            durable: spec.write_cache.then(Store::default),
             spec,
             visible: Store::default(),
-            durable: Store::default(),
+            contents: Contents::default(),
             pending: Vec::new(),
             next: 0,
         });
@@ -205,11 +207,11 @@ impl SimDisks {
     /// Flips one bit, of what is on the disk and of what it reads back.
     pub fn flip(&self, disk: usize, byte: u64, bit: u32) {
         let disk = &mut self.lock().disks[disk];
-        for store in [&mut disk.visible, &mut disk.durable] {
+        for store in [Some(&mut disk.visible), disk.durable.as_mut()].into_iter().flatten() {
             let block = byte / BLOCK as u64;
             let mut content = store.get(block).map_or([0; BLOCK], |content| **content);
             content[byte as usize % BLOCK] ^= 1 << (bit % 8);
-            store.set(block, &content);
+            store.write(block, &content, &mut disk.contents);
         }
     }
 
@@ -236,15 +238,18 @@ impl Shared {
     fn restart(&mut self, fate: impl Fn(&mut u64) -> Fate) {
         (self.cut, self.cut_after) = (false, None);
         let random = &mut self.random;
-        for disk in &mut self.disks {
-            for pending in std::mem::take(&mut disk.pending) {
+        for Disk { visible, durable, contents, pending, .. } in &mut self.disks {
+            let kept = durable.as_mut().unwrap_or(visible);
+            for pending in std::mem::take(pending) {
                 match fate(random) {
-                    Fate::Kept => pending.change.apply(&mut disk.durable),
+                    Fate::Kept => pending.change.apply(kept, contents),
                     Fate::Lost => {}
-                    Fate::Torn(unit) => pending.change.tear(&mut disk.durable, unit, random),
+                    Fate::Torn(unit) => pending.change.tear(kept, contents, unit, random),
                 }
             }
-            disk.visible = disk.durable.clone();
+            if let Some(durable) = durable {
+                visible.clone_from(durable);
+            }
         }
     }
 
@@ -295,18 +300,14 @@ impl Change {
         }
     }
 
-    fn apply(&self, store: &mut Store) {
+    fn apply(&self, store: &mut Store, contents: &mut Contents) {
         match self {
-            Change::Write { offset, data } => {
-                for (at, bytes) in data.chunks_exact(BLOCK).enumerate() {
-                    store.set(offset / BLOCK as u64 + at as u64, bytes);
-                }
-            }
+            Change::Write { offset, data } => store.write(offset / BLOCK as u64, data, contents),
             Change::Zero { offset, len } => store.cut(offset / BLOCK as u64, (offset + len) / BLOCK as u64),
         }
     }
 
-    fn tear(&self, store: &mut Store, unit: usize, random: &mut u64) {
+    fn tear(&self, store: &mut Store, contents: &mut Contents, unit: usize, random: &mut u64) {
         let (offset, len) = match self {
             Change::Write { offset, data } => (*offset, data.len() as u64),
             Change::Zero { offset, len } => (*offset, *len),
@@ -326,7 +327,7 @@ impl Change {
                     Change::Zero { .. } => piece.fill(0),
                 }
             }
-            store.set(block, &content);
+            store.write(block, &content, contents);
         }
     }
 }
@@ -334,14 +335,11 @@ impl Change {
 impl Disk {
     /// A change is done.
     fn complete(&mut self, id: u64) {
-        let Some(at) = self.pending.iter().position(|pending| pending.id == id && !pending.done) else {
-            return;
-        };
+        let Ok(at) = self.pending.binary_search_by_key(&id, |pending| pending.id) else { return };
         self.pending[at].done = true;
-        self.pending[at].change.apply(&mut self.visible);
-        if !self.spec.write_cache {
-            let pending = self.pending.remove(at);
-            pending.change.apply(&mut self.durable);
+        self.pending[at].change.apply(&mut self.visible, &mut self.contents);
+        if self.durable.is_none() {
+            self.pending.remove(at);
         }
     }
 }
@@ -425,11 +423,12 @@ impl Sim {
         let result = self.wait(begun).await;
         let mut shared = self.lock();
         if !shared.cut && result.is_ok() {
-            let Disk { pending, durable, .. } = &mut shared.disks[self.index];
+            let Disk { pending, durable, contents, .. } = &mut shared.disks[self.index];
             pending.retain(|pending| {
-                let covered = covers.contains(&pending.id);
-                if covered {
-                    pending.change.apply(durable);
+                // They are in the order of their submission.
+                let covered = covers.binary_search(&pending.id).is_ok();
+                if let (true, Some(durable)) = (covered, durable.as_mut()) {
+                    pending.change.apply(durable, contents);
                 }
                 !covered
             });

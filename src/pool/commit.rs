@@ -100,6 +100,7 @@ impl Shard {
         drop(state);
         self.durable_generation.set(plan.root.generation);
         self.committed.set(Some(plan.root));
+        self.replayed.set(false);
         self.release();
         self.changed.notify();
         Ok(())

@@ -540,7 +540,7 @@ impl Home {
             *name = new.to_owned();
         }
         drop(lock);
-        self.node(new).await
+        self.brief(new).await
     }
 
     /// Keeps a value for upper rooms, durable when this returns; `None` removes it.

@@ -25,6 +25,8 @@ use crate::memory::DmaBuf;
 
 /// Blocks of the journal whose pages are loaded side by side.
 const BLOCKS_AHEAD: usize = 16;
+/// Records and bitmaps that are read side by side.
+const RECORDS_AT_ONCE: usize = 64;
 
 /// What the catalog knows of a shard.
 pub struct Known {
@@ -118,7 +120,11 @@ impl Shard {
         shard.replay(root.journal).await?;
         match shard.commit().await {
             // Without metadata space the journal stays as it is; the pool's reserve will let a later commit pass.
-            Ok(()) | Err(IoError::CapacityExceeded) => Ok(shard),
+            Ok(()) => Ok(shard),
+            Err(IoError::CapacityExceeded) => {
+                shard.replayed.set(true);
+                Ok(shard)
+            }
             Err(error) => Err(io(error)),
         }
     }
@@ -191,41 +197,48 @@ impl Shard {
     /// Loads all node records or all bitmaps. Their pages stay in memory.
     pub(super) async fn load_records(&self, object: Object) -> Result<(), RecoverError> {
         let root = self.state.borrow_mut().root(object);
-        let mut stack = vec![(root, LEVELS, 0u64)];
+        let mut stack = Vec::new();
+        if !root.is_hole() {
+            stack.push((root, LEVELS, 0u64));
+        }
         // A sound tree names each block once; a hostile one could make a few blocks look like millions.
         let mut met = HashSet::new();
-        while let Some((pointer, level, index)) = stack.pop() {
-            if pointer.is_hole() {
-                continue;
+        // Many side by side: there is a bitmap for each region, and a large pool has thousands.
+        while !stack.is_empty() {
+            let some = stack.split_off(stack.len().saturating_sub(RECORDS_AT_ONCE));
+            if let Some((twice, ..)) = some.iter().find(|(pointer, ..)| !met.insert(pointer.block())) {
+                return Err(self.contradiction(format!("metadata block {:?} is named twice", twice.block())));
             }
-            if !met.insert(pointer.block()) {
-                return Err(
-                    self.contradiction(format!("metadata block {:?} is named twice", pointer.block()))
-                );
-            }
-            let bytes = self.read_metadata(pointer).await.map_err(self.io())?;
-            if level == 0 {
-                let index = index as u32;
-                let mut state = self.state.borrow_mut();
-                match object {
-                    Object::Nodes if !state.nodes.load(index, &bytes) => {
-                        return Err(self.contradiction(format!("node record {index} is not of this format")));
-                    }
-                    Object::Space => {
-                        state.space.load(RegionId(index), &bytes).map_err(|what| self.contradiction(what))?;
-                    }
-                    _ => {}
+            let reads = some.iter().map(|(pointer, ..)| self.read_metadata(*pointer));
+            for ((pointer, level, index), bytes) in some.iter().zip(super::join::all(reads).await) {
+                let bytes = bytes.map_err(self.io())?;
+                if *level == 0 {
+                    self.take_record(object, *index as u32, &bytes)?;
+                    continue;
                 }
-                continue;
+                let page = super::pointer::Page::parse(&bytes)
+                    .ok_or_else(|| self.contradiction("a page has flags that this format does not know"))?;
+                let below = page.iter().enumerate().filter(|(_, pointer)| !pointer.is_hole());
+                stack.extend(
+                    below.map(|(slot, pointer)| (pointer, level - 1, index * FANOUT as u64 + slot as u64)),
+                );
+                self.state.borrow_mut().pages.insert_clean(pointer.block(), page, object, level - 1);
             }
-            let page = super::pointer::Page::parse(&bytes)
-                .ok_or_else(|| self.contradiction("a page has flags that this format does not know"))?;
-            for (slot, pointer) in page.iter().enumerate() {
-                stack.push((pointer, level - 1, index * FANOUT as u64 + slot as u64));
-            }
-            self.state.borrow_mut().pages.insert_clean(pointer.block(), page, object, level - 1);
         }
         Ok(())
+    }
+
+    fn take_record(&self, object: Object, index: u32, bytes: &[u8]) -> Result<(), RecoverError> {
+        let mut state = self.state.borrow_mut();
+        match object {
+            Object::Nodes if !state.nodes.load(index, bytes) => {
+                Err(self.contradiction(format!("node record {index} is not of this format")))
+            }
+            Object::Space => {
+                state.space.load(RegionId(index), bytes).map_err(|what| self.contradiction(what))
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(super) async fn replay(&self, from: u64) -> Result<(), RecoverError> {

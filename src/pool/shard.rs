@@ -84,6 +84,9 @@ pub struct Shard {
     pub(super) unfinished: RefCell<Vec<String>>,
     /// Damage found, and what was done.
     pub(super) damage: RefCell<DamageLog>,
+    /// The last commit did not take over what was replayed: it is in memory and perhaps in the stage, and no later part of
+    /// the journal says so.
+    pub(super) replayed: Cell<bool>,
     /// The last durable commit, as its root slot has it.
     pub(super) committed: Cell<Option<RootRecord>>,
     /// Checks under way, which keep freed blocks from being used again.
@@ -171,6 +174,7 @@ impl Shard {
             notes: RefCell::default(),
             unfinished: RefCell::default(),
             damage: RefCell::default(),
+            replayed: Cell::new(false),
             committed: Cell::new(None),
             pinned: Cell::new(0),
             pressed: Cell::new(false),
@@ -501,6 +505,9 @@ impl Shard {
     /// Writes all journal records so far. Returns what [`mark_durable`](Shard::mark_durable) takes after the devices
     /// were flushed; `None` when everything is durable already.
     pub async fn write_journal(&self) -> Result<Option<(u64, u64)>, IoError> {
+        if self.replayed.get() {
+            self.commit().await?;
+        }
         let target = self.state.borrow().journal.appended();
         let lock = self.journal_lock.acquire(1).await;
         loop {

@@ -360,6 +360,10 @@ impl Space {
     /// Takes up to `count` wholly free data regions out, leaving at least `keep` of them.
     pub fn take_empty(&mut self, count: usize, keep: usize) -> Vec<RegionId> {
         let blocks = self.geometry.region_blocks;
+        // This comes after each commit: where so little is free, no region need be looked at.
+        if self.data.free <= keep as u64 * u64::from(blocks) {
+            return Vec::new();
+        }
         let cursor = self.data.cursor.map(|(id, _)| id);
         let empty: Vec<RegionId> = self
             .regions

@@ -306,6 +306,15 @@ async fn resize(world: &World, pool: &Pool, chance: &mut Chance) {
     let Some(name) = volume(world, chance) else { return };
     let size = chance.pick(world.model.borrow().layout.sizes()).unwrap_or(1 << 20);
     world.shut(&name).await;
+    let (old, pins) = {
+        let model = world.model.borrow();
+        (model.volumes.get(&name).map_or(0, |volume| volume.size), model.family.of(&name).pins)
+    };
+    if size < old && !pins.is_empty() {
+        must_name_pins(world, &name, &pins, pool.resize(&name, size, true).await);
+        world.open_gate(&name);
+        return;
+    }
     let doubt = Doubt::Resize { name: name.clone(), size };
     if ask(world, doubt, pool.resize(&name, size, true)).await.is_some() {
         world.model.borrow_mut().resize(&name, size);
