@@ -83,6 +83,7 @@ impl Home {
         for result in self.owners.each(move |shard| async move { shard.thin(node).await }).await? {
             result?;
         }
+        self.looked_at.borrow_mut().insert(node);
         let _lock = self.operations.acquire(1).await;
         let mut changes = Changes::default();
         let lineage = {
@@ -124,6 +125,12 @@ impl Home {
                 |count: u64, held: u64| count >= if full { STALE_MIN / 8 } else { STALE_MIN.max(held / 4) };
             for (node, _) in sums.into_iter().filter(|(_, (count, held))| worthwhile(*count, *held)) {
                 records.unsettle(Some(node.0), &mut changes);
+            }
+            // Of what came before this opening nobody has counted anything.
+            let looked_at = self.looked_at.borrow();
+            let unknown = records.nodes().filter(|(id, node)| node.ghost && !looked_at.contains(id));
+            for (id, _) in unknown.filter(|_| full) {
+                records.unsettle(Some(id.0), &mut changes);
             }
         }
         if !changes.is_empty() {

@@ -172,8 +172,13 @@ impl Home {
             let names = Arc::clone(&names);
             self.owners.on(index, move |shard| async move {
                 let report = shard.check_commit(root, &known, &names, options).await;
+                // What follows may take hours, and needs no block kept that is not read just then.
                 shard.unpin(generation);
-                report
+                let mut report = report?;
+                if options.data {
+                    report.tally.add(shard.check_data(&names, &mut report.findings).await?);
+                }
+                Ok(report)
             })
         });
         Ok(super::join::all(runs).await)
@@ -222,9 +227,6 @@ impl Shard {
                 finding.repaired |=
                     finding.repairable && !matches!(finding.kind, Kind::Metadata | Kind::Root);
             }
-        }
-        if options.data {
-            report.tally.add(self.check_data(names, &mut findings).await?);
         }
         report.findings = findings;
         Ok(report)

@@ -28,6 +28,8 @@ const PUT_OFF_MAX: u32 = 4;
 const BUSY: u64 = 2000;
 /// Wholly free data regions that a shard keeps when it gives others back.
 const EMPTY_KEPT: usize = 2;
+/// Commits for which a shard keeps metadata blocks when it gives regions back.
+const METADATA_KEPT: u64 = 4;
 /// The largest single write of a commit, in blocks.
 const RUN_BLOCKS: usize = 32;
 /// Such writes side by side.
@@ -243,7 +245,9 @@ impl Shard {
             if state.space.free_blocks(Use::Metadata) < 2 * state.commit_needs() {
                 return;
             }
-            let regions = state.space.take_empty(64, EMPTY_KEPT);
+            let mut regions = state.space.take_empty(64, EMPTY_KEPT);
+            let kept = METADATA_KEPT * state.commit_needs_at_most();
+            regions.extend(state.space.take_empty_metadata(kept));
             let dropped: Result<Vec<()>, _> =
                 regions.iter().map(|region| state.drop_region_record(*region)).collect();
             (regions, dropped)

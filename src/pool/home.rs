@@ -18,7 +18,7 @@
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -81,6 +81,8 @@ pub(super) struct Home {
     /// Checks are made one at a time.
     pub(super) checks: Semaphore,
     pub(super) scrub: Scrub,
+    /// Ghosts that were thinned since the pool was opened: what their counts say of them is all there is.
+    pub(super) looked_at: RefCell<BTreeSet<NodeId>>,
     /// How long the last snapshot or rollback kept its volumes from starting writes.
     pub(super) last_fence: Cell<Option<Duration>>,
 }
@@ -115,7 +117,8 @@ impl Home {
             damage: RefCell::default(),
             unfinished: RefCell::default(),
             checks: Semaphore::new(1),
-            scrub: Scrub::default(),
+            scrub: Scrub::new(),
+            looked_at: RefCell::default(),
             last_fence: Cell::new(None),
         }
     }

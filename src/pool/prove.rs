@@ -438,7 +438,8 @@ impl<'a> Proof<'a> {
                 // It cannot be compared; by its birth it is an ancestor's.
                 continue;
             }
-            if height == 0 && self.data && !here.is_hole() {
+            let void = picture.nodes.void_below(line.node, end_leaf(height, index));
+            if height == 0 && self.data && !here.is_hole() && here.birth() > void {
                 let (passed, base) = self.base_of(line, &child);
                 if !passed && !here.same_block(base) {
                     data.push((index, here));
@@ -849,7 +850,8 @@ async fn holders(
     index: u64,
     proof: &mut Proof<'_>,
 ) -> Result<Vec<NodeId>, Broken> {
-    let nodes: Vec<NodeId> = picture.nodes.iter().collect();
+    // In the tree of a ghost much is void, and nobody reads it.
+    let nodes: Vec<NodeId> = picture.nodes.iter().filter(|node| !picture.nodes.is_ghost(*node)).collect();
     let mut answers: HashMap<Block, bool> = HashMap::new();
     let mut found = Vec::new();
     for node in nodes {

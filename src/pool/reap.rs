@@ -104,7 +104,7 @@ impl Shard {
         let (mut steps, mut served) = (0, self.served.get());
         while cursor < LEAVES_MAX {
             self.make_room_to_reap().await?;
-            let step = self.step(what, cursor, &mut steps).await?;
+            let step = self.step_past_lost(what, cursor, &mut steps).await?;
             cursor = step.next;
             self.free_step(node, floor, step)?;
             self.ask_for_commit(steps);
@@ -182,7 +182,7 @@ impl Shard {
         let what = Comparison { a: node, others: &others, floor, both: false };
         let (mut steps, mut served) = (0, self.served.get());
         while cursor < LEAVES_MAX {
-            let step = self.step(what, cursor, &mut steps).await?;
+            let step = self.step_past_lost(what, cursor, &mut steps).await?;
             if let Some(places) = step.leaf {
                 self.make_changeable(node, cursor).await?;
                 let thinned = self.state.borrow_mut().thin(node, cursor, &places, floor);

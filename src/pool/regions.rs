@@ -193,13 +193,18 @@ impl Regions {
         wrong
     }
 
-    /// Takes data regions back.
+    /// Takes regions back, those of metadata with their twins.
     pub fn give_back(&mut self, shard: u16, regions: &[RegionId]) {
         for id in regions {
             let owner =
                 self.owners.get(usize::from(id.vdev())).and_then(|owners| owners.get(id.index() as usize));
-            if owner == Some(&Owner::Data(shard)) {
-                self.set(*id, Owner::Nobody);
+            match owner.copied() {
+                Some(Owner::Data(owner)) if owner == shard => self.set(*id, Owner::Nobody),
+                Some(Owner::Metadata(owner, twin)) if owner == shard => {
+                    self.set(*id, Owner::Nobody);
+                    self.set(twin, Owner::Nobody);
+                }
+                _ => {}
             }
         }
     }

@@ -26,6 +26,7 @@ use super::recover::Known;
 use super::shard::Shard;
 use super::space::Use;
 use crate::device::IoError;
+use crate::reactor::sync::Semaphore;
 use crate::reactor::unix_now;
 
 /// The key in the catalog.
@@ -113,12 +114,25 @@ struct ShardPlace {
 }
 
 /// A pool's scrub, on its home reactor.
-#[derive(Default)]
 pub(super) struct Scrub {
+    /// Starting and stopping are made one at a time.
+    turn: Semaphore,
     noted: RefCell<Noted>,
     progress: RefCell<Option<Arc<Progress>>>,
     /// Bytes done when this process began, and when that was.
     begun: RefCell<(u64, u64)>,
+}
+
+impl Scrub {
+    /// None yet.
+    pub fn new() -> Scrub {
+        Scrub {
+            turn: Semaphore::new(1),
+            noted: RefCell::default(),
+            progress: RefCell::default(),
+            begun: RefCell::default(),
+        }
+    }
 }
 
 impl Home {
@@ -143,6 +157,8 @@ impl Home {
         rate: Option<u64>,
         anew: bool,
     ) -> Result<ScrubStatus, PoolError> {
+        let _turn = self.scrub.turn.acquire(1).await;
+        self.check()?;
         if let (Some(progress), false) = (self.scrub.progress.borrow().as_ref(), anew) {
             if let Some(rate) = rate {
                 progress.rate.store(rate, Ordering::Relaxed);
@@ -174,6 +190,7 @@ impl Home {
 
     /// Stops a scrub where it is.
     pub async fn scrub_stop(&self) -> Result<ScrubStatus, PoolError> {
+        let _turn = self.scrub.turn.acquire(1).await;
         if self.halt_scrub().await {
             self.note_scrub().await?;
         }

@@ -167,7 +167,7 @@ impl Space {
             Some((id, at, count))
         });
         let (id, at, count) = at_cursor.or_else(|| {
-            let (id, region) = self.emptiest(what)?;
+            let (id, region) = self.best(what)?;
             let (at, count) = region.find(0, blocks, want)?;
             Some((id, at, count))
         })?;
@@ -194,6 +194,20 @@ impl Space {
             |(id, offset)| region(id).is_some_and(|region| region.find(offset, blocks, 1).is_some());
         !self.pool(what).cursor.is_some_and(goes_on)
             && self.emptiest(what).is_none_or(|(_, region)| region.free < blocks / 4 * 3)
+    }
+
+    /// The region that allocation goes on in. Data: the emptiest, for long writes. Metadata: the fullest of those with
+    /// some room, so that the others drain, and can be given back.
+    fn best(&self, what: Use) -> Option<(RegionId, &Region)> {
+        let roomy = |region: &Region| region.free >= self.geometry.region_blocks / 4;
+        let fullest = || {
+            let metadata = self.regions.iter().filter(|(_, region)| region.kind != RegionKind::Data);
+            metadata.filter(|(_, region)| roomy(region)).min_by_key(|(_, region)| region.free)
+        };
+        match what {
+            Use::Data => self.emptiest(what),
+            Use::Metadata => fullest().or_else(|| self.emptiest(what)),
+        }
     }
 
     /// The region with the most free blocks, if one has any.
@@ -379,6 +393,28 @@ impl Space {
             self.regions.remove(*id);
             self.dirty.remove(id);
             self.data.free -= u64::from(blocks);
+        }
+        taken
+    }
+
+    /// Takes wholly free metadata regions out, as long as `keep` blocks stay free in others.
+    pub fn take_empty_metadata(&mut self, keep: u64) -> Vec<RegionId> {
+        let blocks = self.geometry.region_blocks;
+        let spare = self.metadata.free.saturating_sub(keep) / u64::from(blocks);
+        if spare == 0 {
+            return Vec::new();
+        }
+        let cursor = self.metadata.cursor.map(|(id, _)| id);
+        let is_empty = |(id, region): &(RegionId, &Region)| {
+            region.kind != RegionKind::Data && region.free == blocks && Some(*id) != cursor
+        };
+        let empty = self.regions.iter().rev().filter(is_empty).map(|(id, _)| id);
+        let taken: Vec<RegionId> = empty.take(spare as usize).collect();
+        for id in &taken {
+            self.regions.remove(*id);
+            self.dirty.remove(id);
+            self.metadata.free -= u64::from(blocks);
+            self.metadata_regions -= 1;
         }
         taken
     }

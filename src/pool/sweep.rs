@@ -251,7 +251,11 @@ impl Shard {
 
     /// The nodes whose trees have the block of that birth and offset at that place; `None` when that cannot be told.
     async fn holders(&self, spot: Spot, birth: u64, offset: u64) -> Option<Vec<NodeId>> {
-        let nodes: Vec<NodeId> = self.state.borrow().nodes.iter().collect();
+        // In the tree of a ghost much is void, and nobody reads it.
+        let nodes: Vec<NodeId> = {
+            let nodes = &self.state.borrow().nodes;
+            nodes.iter().filter(|node| !nodes.is_ghost(*node)).collect()
+        };
         let mut answers = std::collections::HashMap::new();
         let mut holders = Vec::new();
         for node in nodes {

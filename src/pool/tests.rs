@@ -12,6 +12,7 @@ mod meeting;
 mod model;
 mod operations;
 mod reactors;
+mod returns;
 mod rot;
 mod stale;
 mod tree;

@@ -244,7 +244,7 @@ impl State {
     }
 
     /// What any commit may take: a deletion changes the bitmap of every region and some records.
-    fn commit_needs_at_most(&self) -> u64 {
+    pub fn commit_needs_at_most(&self) -> u64 {
         let (dirty, all, _) = self.space.shape();
         let path = u64::from(LEVELS + 1);
         self.commit_needs() + (all - dirty) + path * (1 + REAP_RECORDS)
@@ -390,7 +390,11 @@ impl State {
         let object = Object::Node(node);
         let root = self.nodes.root(node);
         let Ok(Some(found)) = self.find_leaf(object, root, leaf) else { return Ok(false) };
-        if self.pages.page(found).iter().skip(first).take(count).all(|pointer| pointer.is_hole()) {
+        let page = self.pages.page(found);
+        let is_within = |slot: usize| (first..first + count).contains(&slot);
+        // A leaf that names no block any more goes, also when earlier trims had made it so but for these slots.
+        let empty = page.iter().enumerate().all(|(slot, pointer)| is_within(slot) || pointer.is_hole());
+        if !empty && page.iter().skip(first).take(count).all(|pointer| pointer.is_hole()) {
             return Ok(false);
         }
         let floor = self.nodes.floor(node, leaf + 1);
@@ -403,8 +407,7 @@ impl State {
         if let_go > 0 {
             self.nodes.let_go(node, let_go);
         }
-        if count == FANOUT {
-            // The whole leaf page goes.
+        if empty {
             let above = self.dirty_path(object, leaf, 1)?;
             let at = slot_of(leaf, 1);
             let pointer = self.pages.page(above).get(at);
@@ -460,11 +463,11 @@ impl State {
     /// Metadata blocks that [`begin_commit`](State::begin_commit) may take beyond those already taken.
     pub fn commit_needs(&self) -> u64 {
         // Node records with a path each; bitmaps of data regions changed and of any metadata region; the pages of
-        // the bitmaps' tree, whose upper levels are fewer than its leaves.
+        // the bitmaps' tree: two of its upper levels may have as many as it has leaves, one for each device.
         let records = self.nodes.dirty_blocks() as u64 + 1;
         let (dirty, _, leaves) = self.space.shape();
         let metadata = self.space.metadata_regions();
-        records * u64::from(LEVELS + 1) + dirty + metadata + 2 * leaves + 8
+        records * u64::from(LEVELS + 1) + dirty + metadata + 3 * leaves + 8
     }
 
     /// Turns all changes so far into a commit: checksums are filled in, records and bitmaps get their blocks. What

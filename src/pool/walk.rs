@@ -141,6 +141,38 @@ impl Shard {
         }
     }
 
+    /// As [`step`](Shard::step), over what cannot be read in either copy: nothing below that is known, so nothing of it
+    /// is freed, and a check names it as what nobody has. A device that fails otherwise ends the walk.
+    pub(super) async fn step_past_lost(
+        &self,
+        what: Comparison<'_>,
+        cursor: u64,
+        steps: &mut u32,
+    ) -> Result<Step, IoError> {
+        self.turn(steps).await;
+        loop {
+            self.check()?;
+            let step = self.state.borrow_mut().step(what, cursor);
+            let missing = match step {
+                Ok(step) => return Ok(step),
+                Err(missing) => missing,
+            };
+            if self.load_all(missing.clone()).await.is_ok() {
+                continue;
+            }
+            for page in missing {
+                match self.load(page).await {
+                    Ok(()) => {}
+                    Err(IoError::Unrecovered { .. }) => {
+                        let next = ((cursor >> (8 * page.level)) + 1) << (8 * page.level);
+                        return Ok(Step { next, leaf: None, passed: Vec::new() });
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+    }
+
     /// Blocks of data that nobody but `node` holds, ghosts aside: what deleting it would free.
     pub async fn unique(&self, node: NodeId) -> Result<u64, IoError> {
         let (floor, others) = self.state.borrow().nodes.around(node);

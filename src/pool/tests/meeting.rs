@@ -13,12 +13,20 @@ use crate::reactor::SimReactors;
 
 const MIB: u64 = 1 << 20;
 
+/// One disk of 64 MiB.
 fn disks(seed: u64) -> SimDisks {
-    SimDisks::new(seed, vec![SimSpec { size: 64 << 20, write_cache: true, latency: true, slow_reads: false }])
+    disks_of(seed, 64)
+}
+
+pub(super) fn disks_of(seed: u64, mib: u64) -> SimDisks {
+    SimDisks::new(
+        seed,
+        vec![SimSpec { size: mib << 20, write_cache: true, latency: true, slow_reads: false }],
+    )
 }
 
 /// Runs a test on one simulated reactor to its end.
-fn simulate(seed: u64, disks: &SimDisks, task: impl Future<Output = ()> + 'static) {
+pub(super) fn simulate(seed: u64, disks: &SimDisks, task: impl Future<Output = ()> + 'static) {
     let mut reactors = SimReactors::new(1, seed);
     let ended = Rc::new(Cell::new(false));
     let end = Rc::clone(&ended);
