@@ -127,6 +127,7 @@ Exit codes: 0 the snapshot is there, or the stream is whole; 1 refused or failed
 const LIST: &[Column] = &[
     ("NAME", "name", Show::Plain),
     ("POOL", "pool", Show::Plain),
+    ("VOLUME", "volume", Show::Plain),
     ("CREATED", "created", Show::Time),
     ("REFERENCED", "referenced", Show::Bytes),
     ("WRITTEN", "written", Show::Bytes),
