@@ -46,6 +46,15 @@ fn clear(daemon: &Daemon) {
     for subsystem in list(daemon, "nvmf_get_subsystems").iter().skip(1) {
         daemon.call("nvmf_delete_subsystem", json!({ "nqn": subsystem["nqn"] }));
     }
+    for method in ["volume_list", "snapshot_list"] {
+        for node in list(daemon, method) {
+            let name = format!("{}/{}", node["pool"].as_str().unwrap(), node["name"].as_str().unwrap());
+            for pin in node["pins"].as_array().unwrap() {
+                let unpin = method.replace("list", "unpin");
+                daemon.call(&unpin, json!({ "name": name, "by": pin["by"] }));
+            }
+        }
+    }
     for pool in list(daemon, "pool_list") {
         daemon.call("pool_destroy", json!({ "name": pool["name"], "confirm": pool["name"] }));
     }

@@ -20,6 +20,13 @@ impl Home {
         self.handles.borrow().get(&handle_key(source)).and_then(Weak::upgrade)
     }
 
+    /// Marks the handle as gone that may have been opened while what it is for was being deleted.
+    pub(super) fn retire(&self, source: Source) {
+        if let Some(shared) = self.handle_of(source) {
+            shared.gone.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Marks every handle as gone.
     pub(super) fn retire_handles(&self) {
         for shared in self.handles.borrow().values().filter_map(Weak::upgrade) {
@@ -34,14 +41,12 @@ impl Home {
         open.filter_map(|shared| shared.name.read().ok().map(|name| name.clone())).collect()
     }
 
-    /// A handle for the target. It waits for the operation under way: what is just being deleted cannot be opened.
-    pub async fn open(&self, name: &str) -> Result<Volume, PoolError> {
-        let _turn = self.operations.acquire(1).await;
+    /// A handle for the target. One to what is just being deleted ends with that.
+    pub fn open(&self, name: &str) -> Result<Volume, PoolError> {
         self.check()?;
         self.open_entity(self.find(name)?)
     }
 
-    /// A handle for an operation under way, or whoever holds the turn.
     pub(super) fn open_entity(&self, entity: Entity) -> Result<Volume, PoolError> {
         let source = match entity {
             Entity::Volume(id) => Source::Volume(id),

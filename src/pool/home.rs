@@ -505,6 +505,7 @@ impl Home {
             PoolEventKind::Deleted { kind, name: deleted.unwrap_or_default() }
         };
         self.commit(changes).await?;
+        self.retire(source);
         self.tell(deleted);
         if let Entity::Volume(id) = entity {
             self.usage.borrow_mut().remove(&id);

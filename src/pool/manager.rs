@@ -447,7 +447,7 @@ impl Pool {
     /// A handle to read and write a volume, or to read a snapshot.
     pub async fn open(&self, name: &str) -> Result<Volume, PoolError> {
         let name = name.to_owned();
-        self.run(|home| async move { home.open(&name).await }).await
+        self.run(|home| async move { home.open(&name) }).await
     }
 
     /// Keeps a value in the pool's catalog; `None` removes it.

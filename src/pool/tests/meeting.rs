@@ -68,15 +68,22 @@ fn a_snapshot_opened_while_it_is_deleted_never_gives_other_data() {
                 crate::reactor::yield_now().await;
                 handle = handle.or(pool.open("s").await.ok());
             }
-            // Opened in time, it is in use, and not deleted.
+            // Opened before, it is in use, and not deleted; opened meanwhile, it ends with the deletion.
             let Some(handle) = handle else { return };
-            assert!(refused.get(), "seed {seed}: both opened and deleted");
             let want = pattern(1, 0, 4096);
+            let mut gone = false;
             for _ in 0..100 {
                 let (result, bytes) = handle.read(0, DmaBuf::uninit(4096)).await;
-                assert_eq!((result, bytes[..] == want[..]), (Ok(()), true), "seed {seed}");
+                match result {
+                    Ok(()) => assert!(!gone && bytes[..] == want[..], "seed {seed}: other data"),
+                    Err(error) => {
+                        assert_eq!(error, IoError::Gone, "seed {seed}");
+                        gone = true;
+                    }
+                }
                 crate::reactor::sleep(Duration::from_millis(1)).await;
             }
+            assert!(gone != refused.get(), "seed {seed}: deleted, or in use");
         });
     }
 }
