@@ -231,7 +231,10 @@ impl Shard {
             }
         }
         requests.attended.set(false);
-        requests.done.set(requests.asked.get());
+        if requests.done.replace(requests.asked.get()) != requests.asked.get() {
+            // Nobody made what was asked for since: it must not pass for durable.
+            *requests.last.borrow_mut() = Some(IoError::Gone);
+        }
         self.changed.notify();
     }
 

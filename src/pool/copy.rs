@@ -3,7 +3,7 @@
 
 use super::pointer::{BLOCK_BYTES, Block, Pointer};
 use super::shard::Shard;
-use crate::device::Device;
+use crate::device::{Device, IoError};
 use crate::memory::DmaBuf;
 
 /// Whole blocks from byte `offset`; zeroes stand for those that the device cannot read. No checksum fits them, so whoever
@@ -23,6 +23,22 @@ pub(super) async fn read(device: &Device, offset: u64, len: usize) -> DmaBuf {
 }
 
 impl Shard {
+    /// Whether every device can be read from at all, by the blocks of its two labels.
+    pub(super) async fn devices_answer(&self) -> Result<(), IoError> {
+        for device in self.devices.iter() {
+            let mut failure = None;
+            for block in [0, self.geometry.last_block()] {
+                let offset = block * BLOCK_BYTES as u64;
+                failure = device.read(offset, DmaBuf::uninit(BLOCK_BYTES)).await.0.err();
+                if failure.is_none() {
+                    break;
+                }
+            }
+            failure.map_or(Ok(()), Err)?;
+        }
+        Ok(())
+    }
+
     /// What is in each copy of a metadata block; `None` for one that there is not, or that cannot be read.
     pub(super) async fn read_copies(&self, copies: [Option<Block>; 2]) -> Vec<Option<DmaBuf>> {
         let read = |block: Option<Block>| async move {

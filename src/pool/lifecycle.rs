@@ -427,12 +427,15 @@ pub(super) async fn close(reactor: Option<ReactorHandle>, owners: Arc<Owners>) -
     let key = owners.key;
     at_home(reactor, move || async move {
         let home = home(key);
-        if let Some(home) = &home {
-            home.closed.set(true);
-            home.retire_handles();
-            // The operation under way, if any, comes to its end first, and no other one begins.
-            let _turn = home.operations.acquire(1).await;
-        }
+        // The operation under way, if any, comes to its end first, and no other one begins until all is over.
+        let _turn = match &home {
+            Some(home) => {
+                home.closed.set(true);
+                home.retire_handles();
+                Some(home.operations.acquire(1).await)
+            }
+            None => None,
+        };
         let committed = owners
             .each(|shard| async move {
                 shard.closing.set(true);
@@ -446,7 +449,7 @@ pub(super) async fn close(reactor: Option<ReactorHandle>, owners: Arc<Owners>) -
         }
         let clean = closed.is_ok();
         let ended = owners.each(move |shard| async move { shard.end(clean).await }).await;
-        if let Some(home) = home {
+        if let Some(home) = &home {
             // Whoever still wants to record something finds that the catalog is gone.
             let _lock = home.catalog_lock.acquire(1).await;
             home.catalog.borrow_mut().take();

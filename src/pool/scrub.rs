@@ -198,7 +198,10 @@ impl Home {
     }
 
     async fn halt_scrub(&self) -> bool {
-        let Some(progress) = self.scrub.progress.borrow_mut().take() else { return false };
+        let Some(progress) = self.scrub.progress.borrow_mut().take() else {
+            // One that ended early would be taken up by the next opening.
+            return std::mem::replace(&mut self.scrub.noted.borrow_mut().running, false);
+        };
         progress.stop.store(true, Ordering::Relaxed);
         while progress.running.load(Ordering::Relaxed) > 0 && !self.closed.get() {
             crate::reactor::sleep(Duration::from_millis(1)).await;
@@ -396,8 +399,8 @@ async fn follow(key: usize, progress: Arc<Progress>) {
             home.scrub.progress.borrow_mut().take();
             let noted = match progress.stop.load(Ordering::Relaxed) {
                 true => {
+                    // A shard could not go on: the next opening takes it up, so it stays noted as running.
                     home.take_over(&progress);
-                    home.scrub.noted.borrow_mut().running = false;
                     home.note_scrub().await
                 }
                 false => home.end_scrub(&progress).await,

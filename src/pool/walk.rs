@@ -142,7 +142,8 @@ impl Shard {
     }
 
     /// As [`step`](Shard::step), over what cannot be read in either copy: nothing below that is known, so nothing of it
-    /// is freed, and a check names it as what nobody has. A device that fails otherwise ends the walk.
+    /// is freed, and a check names it as what nobody has. A device that fails otherwise, or that answers nothing, ends
+    /// the walk: what it holds may be there again when it is.
     pub(super) async fn step_past_lost(
         &self,
         what: Comparison<'_>,
@@ -164,6 +165,7 @@ impl Shard {
                 match self.load(page).await {
                     Ok(()) => {}
                     Err(IoError::Unrecovered { .. }) => {
+                        self.devices_answer().await?;
                         let next = ((cursor >> (8 * page.level)) + 1) << (8 * page.level);
                         return Ok(Step { next, leaf: None, passed: Vec::new() });
                     }

@@ -130,7 +130,7 @@ fn resolve(world: &World, listed: &[NodeInfo]) {
             let before = world.model.borrow().volumes.get(&volume).map(|volume| volume.size);
             match (size(&volume) == before, size(&volume) == size(&snapshot)) {
                 // Both are possible; what is found decides.
-                (true, true) => *world.either.borrow_mut() = Some((volume, snapshot)),
+                (true, true) => *world.either.borrow_mut() = Some((volume, snapshot, asked)),
                 (false, _) => rolled_back(world, &volume, &snapshot, None, asked),
                 (true, false) => {}
             }
@@ -202,8 +202,8 @@ pub(super) async fn check_all(world: &World, pool: &Pool, crashed: bool) {
         if !listed.iter().any(|node| node.name == name && node.size == size) {
             world.complain(format!("volume {name} has not {size} bytes"));
         }
-        let either = world.either.borrow().clone().filter(|(volume, _)| *volume == name);
-        let target = either.and_then(|(_, target)| world.model.borrow().known(&target).map(<[_]>::to_vec));
+        let either = world.either.borrow().clone().filter(|(volume, ..)| *volume == name);
+        let target = either.and_then(|(_, target, _)| world.model.borrow().known(&target).map(<[_]>::to_vec));
         let possible = |spot: usize| {
             let mut versions = world.model.borrow().after_crash(&name, spot);
             versions.extend(target.as_ref().and_then(|target| target.get(spot)));

@@ -11,7 +11,7 @@ use super::check;
 use super::hosts::host;
 use super::model::Model;
 use super::operator::operate;
-use super::world::World;
+use super::world::{Doubt, World};
 use crate::device::{IoError, SimDisks, SimFaults};
 use crate::memory::DmaBuf;
 use crate::pool::{Pool, PoolError, PoolManager, PoolOptions, VolumeSpec};
@@ -60,7 +60,7 @@ pub(super) struct Plan {
 /// How it went.
 pub(super) struct Life {
     pub model: Model,
-    pub doubt: Option<super::world::Doubt>,
+    pub doubt: Option<Doubt>,
     pub wrong: Option<String>,
     pub closed: bool,
     /// All that can be repaired was.
@@ -76,7 +76,7 @@ pub(super) struct Life {
 pub(super) fn live(
     disks: &SimDisks,
     model: Model,
-    doubt: Option<super::world::Doubt>,
+    doubt: Option<Doubt>,
     plan: &Plan,
     chance: &mut Chance,
 ) -> Life {
@@ -114,9 +114,16 @@ pub(super) fn live(
     disks.set_faults(SimFaults::default());
     // Tasks are gone, so this is the last one to hold the world.
     let operations = plan.operations - world.left.get();
+    // What could not be decided is as open as before.
+    let undecided = world.either.take().map(|(volume, snapshot, asked)| Doubt::Rollback {
+        volume,
+        snapshot,
+        keep: None,
+        asked,
+    });
     Life {
         model: world.model.borrow().clone(),
-        doubt: world.doubt.take(),
+        doubt: world.doubt.take().or(undecided),
         wrong: world.wrong.take(),
         closed: world.closed.get(),
         repaired: world.repaired.get(),

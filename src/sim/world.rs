@@ -94,8 +94,8 @@ pub(super) struct World {
     pub scrubbed: Cell<(Option<u64>, u64)>,
     /// What the pool told.
     pub events: Arc<Mutex<Vec<PoolEvent>>>,
-    /// A volume whose rollback to this snapshot was not answered, and may have been made or not.
-    pub either: RefCell<Option<(String, String)>>,
+    /// A volume whose rollback to this snapshot, asked for then, was not answered, and may have been made or not.
+    pub either: RefCell<Option<(String, String, Moment)>>,
     /// Hosts that use each volume now, and volumes that no host may begin to use.
     gates: RefCell<BTreeMap<String, Gate>>,
     seeds: RefCell<Chance>,
