@@ -79,10 +79,10 @@ fn ratio(bench: &Bench, volume: &Volume, bytes: u64, work: impl Fn()) -> f64 {
     let before = bench.device.traffic();
     work();
     bench.flush(volume);
-    // Whatever is dirty goes out within the interval of commits.
+    // Whatever is dirty goes out with the next commit, which a busy interval puts off to the one after it.
     let mut last = bench.device.traffic();
     let mut quiet = Instant::now();
-    while quiet.elapsed() < Duration::from_millis(2600) {
+    while quiet.elapsed() < Duration::from_millis(4600) {
         std::thread::sleep(Duration::from_millis(100));
         let now = bench.device.traffic();
         if now.written_bytes != last.written_bytes {
