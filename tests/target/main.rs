@@ -2,12 +2,15 @@
 //!
 //! After every wrong thing the rig's health check must pass: a second host connects, writes and reads back.
 
+mod aborts;
 mod association;
 mod cache;
 mod client;
+mod commands;
 mod connect;
 mod discovery;
 mod framing;
+mod fused;
 mod identify;
 mod io;
 mod limits;
