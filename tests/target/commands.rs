@@ -250,7 +250,7 @@ fn verify_is_not_bound_by_the_transfer_limit() {
     let rig = Rig::with_device("ram:512MiB");
     let (_admin, mut io) = rig.connect();
     assert!(verify(&mut io, 1, 3, 65536).ok());
-    let reads = |rig: &Rig| rig.device.traffic().bytes_read;
+    let reads = |rig: &Rig| rig.device.traffic().read_bytes;
     let before = reads(&rig);
     assert!(verify(&mut io, 1, 7, 1000).ok());
     assert_eq!(reads(&rig) - before, 1000 * 4096, "each block was read, once");
@@ -274,7 +274,10 @@ fn rot_is_found_and_goes_nowhere() {
         let (_admin, mut io) = rig.connect();
         let of = |byte: u64| byte / u64::from(block_size);
         let blocks = (64 * 4096 / block_size) as u32;
-        let data = pattern(64 * 4096, 5);
+        let mut data = pattern(64 * 4096, 5);
+        for (number, block) in data.chunks_exact_mut(4096).enumerate() {
+            block[0] = number as u8;
+        }
         write(&mut io, place, 0, &data);
         let there = pattern(4 * 4096, 6);
         write(&mut io, place, of(MIB), &there);

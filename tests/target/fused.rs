@@ -120,13 +120,13 @@ fn the_compare_in_the_capsule_and_the_write_by_r2t_stay_in_order() {
     let rig = fine_rig(false);
     let (_admin, mut io) = rig.connect();
     for round in 0..1000 {
-        let (old, new) = (read(&mut io, 8, 8192), pattern(8192, round as u8 + 1));
+        let (old, new) = (read(&mut io, 8, 8192), pattern(8192, round as u8));
         let answers = exchange(&mut io, pair(8, 8192, [IN_CAPSULE, TRANSPORT]), [&old, &new]);
         assert_eq!(answers, [0, 0], "round {round}");
     }
     // With other commands around them.
     for round in 0..200 {
-        let (old, new) = (read(&mut io, 8, 8192), pattern(8192, round as u8 + 3));
+        let (old, new) = (read(&mut io, 8, 8192), pattern(8192, round as u8));
         io.submit(Sqe::rw(READ, 2, 64, 0).sgl(TRANSPORT, 512), &[]);
         assert!(io.complete(&[]).ok());
         assert_eq!(exchange(&mut io, pair(8, 8192, [IN_CAPSULE, TRANSPORT]), [&old, &new]), [0, 0]);
