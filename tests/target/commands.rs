@@ -273,7 +273,7 @@ fn rot_is_found_and_goes_nowhere() {
         let place = (nsid, block_size);
         let (_admin, mut io) = rig.connect();
         let of = |byte: u64| byte / u64::from(block_size);
-        let blocks = (64 * 4096 / block_size) as u32;
+        let blocks = 64 * 4096 / block_size;
         let mut data = pattern(64 * 4096, 5);
         for (number, block) in data.chunks_exact_mut(4096).enumerate() {
             block[0] = number as u8;
