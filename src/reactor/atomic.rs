@@ -50,6 +50,7 @@ mod explored {
         }
     }
 
+    #[derive(Default)]
     pub struct AtomicU64(atomic::AtomicU64);
 
     impl AtomicU64 {
@@ -65,6 +66,16 @@ mod explored {
         pub fn swap(&self, value: u64, order: Ordering) -> u64 {
             point();
             self.0.swap(value, order)
+        }
+
+        pub fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+            point();
+            self.0.fetch_add(value, order)
+        }
+
+        pub fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+            point();
+            self.0.fetch_sub(value, order)
         }
 
         pub fn fetch_or(&self, value: u64, order: Ordering) -> u64 {

@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
+use super::atomic::AtomicU64;
+
 /// Counters; threads beyond that share them.
 const COUNTERS: usize = 16;
 
@@ -28,14 +30,14 @@ pub struct Gate {
     /// Passes that stand in no line.
     passing: [Counter; COUNTERS],
     /// Claims that are granted or wanted.
-    claims: AtomicUsize,
+    claims: AtomicU64,
     line: Mutex<Line>,
 }
 
 /// On a cache line of its own, with its neighbour that processors fetch too.
 #[derive(Default)]
 #[repr(align(128))]
-struct Counter(AtomicUsize);
+struct Counter(AtomicU64);
 
 #[derive(Default)]
 struct Line {
@@ -126,11 +128,16 @@ impl Gate {
                 && own.range.start < other.range.end
                 && other.range.start < own.range.end
         };
+        let is_free = !before.iter().any(meets);
+        if is_free && !own.is_claim {
+            return Poll::Ready(());
+        }
+        // Before the counts are read, so that who leaves after that finds it.
+        own.waker = Some(waker.clone());
+        drop(line);
         // Whoever passes without standing in line may change any range.
-        let is_free = !before.iter().any(meets)
-            && (!own.is_claim || self.passing.iter().all(|counter| counter.0.load(Ordering::SeqCst) == 0));
-        own.waker = (!is_free).then(|| waker.clone());
-        if is_free { Poll::Ready(()) } else { Poll::Pending }
+        let is_empty = || self.passing.iter().all(|counter| counter.0.load(Ordering::SeqCst) == 0);
+        if is_free && is_empty() { Poll::Ready(()) } else { Poll::Pending }
     }
 
     fn leave_line(&self, number: u64) {
@@ -172,7 +179,7 @@ mod tests {
     use std::cell::Cell;
     use std::pin::{Pin, pin};
     use std::sync::Arc;
-    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::AtomicU64 as Word;
     use std::task::Context;
 
     use super::*;
@@ -224,7 +231,7 @@ mod tests {
     #[test]
     fn a_claimed_value_is_changed_by_nobody_else() {
         // Two words that every claim finds equal and leaves equal; passes change both, one after the other.
-        let shared = Arc::new((Gate::default(), [const { AtomicU64::new(0) }; 2]));
+        let shared = Arc::new((Gate::default(), [const { Word::new(0) }; 2]));
         let threads: Vec<_> = (0..4)
             .map(|thread| {
                 let shared = Arc::clone(&shared);

@@ -292,3 +292,42 @@ fn status_of(result: Result<(), IoError>, media: Status) -> Status {
         IoError::Os(_) | IoError::Internal(_) => Status::INTERNAL_ERROR,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_that_was_told_to_stop_knows_whether_it_has_begun() {
+        let stop = Stop::default();
+        assert!(stop.begin() && stop.begin() && !stop.is_stopped());
+        assert!(!stop.stop() && !stop.stop(), "the backend may have data");
+        assert!(!stop.begin());
+        stop.reset();
+        assert!(stop.stop() && stop.stop() && !stop.begin());
+        assert!(stop.stop(), "asking to begin is not beginning");
+    }
+
+    #[test]
+    fn zeroes_are_written_in_pieces_that_cover_the_range() {
+        for (offset, len) in [(0, 512), (4096, STOP_BYTES), (512, STOP_BYTES + 512), (0, 5 * STOP_BYTES)] {
+            let mut at = offset;
+            for (from, len) in pieces(offset, len) {
+                assert_eq!(from, at);
+                assert!(len > 0 && len <= STOP_BYTES);
+                at += len;
+            }
+            assert_eq!(at, offset + len);
+        }
+    }
+
+    #[test]
+    fn what_is_seldom_done_takes_no_room_from_what_is_done_all_the_time() {
+        fn size<F: Future>(_: &impl Fn(Job) -> F) -> usize {
+            size_of::<F>()
+        }
+        let room = size(&run);
+        println!("{room} bytes");
+        assert!(room <= 4096, "{room} bytes for each command in flight");
+    }
+}

@@ -19,6 +19,7 @@ use shuttle::thread::{self, Thread};
 
 use crate::reactor::atomic::explore;
 use crate::reactor::executor::{self, Executor};
+use crate::reactor::gate::Gate;
 use crate::reactor::handle::{Counters, Message, ReactorHandle, ReactorId, Shared};
 use crate::reactor::sync::{Event, Mailbox, SendError, mailbox};
 use crate::reactor::{ReactorGone, yield_now};
@@ -98,6 +99,39 @@ fn each_message_arrives_once_in_its_senders_order_and_no_wake_is_lost() {
         }
         senders.into_iter().for_each(|sender| sender.join().unwrap());
         assert_eq!(found, [[0, 1, 2], [0, 1, 2]]);
+    });
+}
+
+#[test]
+fn a_claim_sees_no_change_but_its_own_and_everybody_gets_in() {
+    orders(3000, || {
+        // A number that claims and passes change in two steps, with others between them.
+        let shared = Arc::new((Gate::default(), AtomicUsize::new(0)));
+        let threads: Vec<_> = (0..3)
+            .map(|who| {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || {
+                    let (gate, number) = &*shared;
+                    for round in 0..2 {
+                        if (who + round) % 2 == 0 {
+                            let claim = wait(gate.claim(0..4));
+                            let before = number.load(Ordering::SeqCst);
+                            thread::yield_now();
+                            assert_eq!(number.swap(before + 1, Ordering::SeqCst), before);
+                            drop(claim);
+                        } else {
+                            let pass = gate.try_pass().unwrap_or_else(|| wait(gate.pass(3..8)));
+                            thread::yield_now();
+                            number.fetch_add(1, Ordering::SeqCst);
+                            drop(pass);
+                        }
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(shared.1.load(Ordering::SeqCst), 6);
+        assert!(shared.0.try_pass().is_some());
     });
 }
 
