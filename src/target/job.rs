@@ -328,6 +328,6 @@ mod tests {
         }
         let room = size(&run);
         println!("{room} bytes");
-        assert!(room <= 4096, "{room} bytes for each command in flight");
+        assert!(room <= 3072, "{room} bytes for each command in flight");
     }
 }
