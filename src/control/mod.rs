@@ -12,6 +12,7 @@ mod changes;
 mod daemon;
 mod deleted;
 mod devices;
+mod discovery;
 pub mod error;
 mod events;
 mod exports;

@@ -11,10 +11,10 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::ana::{self, Path};
 use super::command_ids::CommandIds;
 use super::connection::Connection;
 use super::controller::Controller;
@@ -58,9 +58,12 @@ pub struct AdminQueue {
     event_requests: Vec<u16>,
     /// An event was sent and its log page not read yet.
     namespace_event_held: bool,
+    access_event_held: bool,
     discovery_event_held: bool,
     /// The discovery log as the host last saw it, or would have.
     discovery: DiscoveryView,
+    /// Log page 0Ch as the host has begun to read it, groups alone or with their namespaces.
+    access_log: Option<(bool, Vec<u8>)>,
     /// Commands whose data is under way, by their token.
     awaiting_data: BTreeMap<u32, Sqe>,
     /// Abort commands that wait for another queue.
@@ -115,6 +118,8 @@ impl AdminQueue {
             ids: CommandIds::default(),
             event_requests: Vec::new(),
             namespace_event_held: false,
+            access_event_held: false,
+            access_log: None,
             discovery_event_held: false,
             discovery,
             awaiting_data: BTreeMap::new(),
@@ -224,6 +229,8 @@ impl AdminQueue {
                     self.end(conn, cid, Status::ABORTED_SQ_DELETION, 0);
                 }
                 self.namespace_event_held = false;
+                self.access_event_held = false;
+                self.access_log = None;
                 self.discovery_event_held = false;
             }
         }
@@ -257,6 +264,7 @@ impl AdminQueue {
                 self.discovery.page()
             }
             _ if self.controller.subsystem.is_discovery() => log_page::discovery_page(&command)?,
+            lid::ANA if self.controller.subsystem.ana_reporting => self.access_log(&command).to_vec(),
             _ => log_page::page(&command, &self.controller, &self.errors)?,
         };
         let part = log_page::cut(&page, &command, len as usize)?;
@@ -265,7 +273,21 @@ impl AdminQueue {
             self.controller.forget_changes();
             self.namespace_event_held = false;
         }
+        if command.lid == lid::ANA && !command.rae {
+            self.access_event_held = false;
+        }
         Ok(Outcome::Padded(part, len as usize))
+    }
+
+    /// Log page 0Ch. A host that reads on gets the rest of what it has begun to read, as with discovery.
+    fn access_log(&mut self, command: &GetLogPage) -> &[u8] {
+        let groups_only = command.lsp & ana::RETURN_GROUPS_ONLY != 0;
+        let is_begun = self.access_log.as_ref().is_some_and(|(begun, _)| *begun == groups_only);
+        if command.lpo == 0 || !is_begun {
+            let map = self.controller.subsystem.namespaces();
+            self.access_log = Some((groups_only, self.controller.access.log(&map, groups_only)));
+        }
+        self.access_log.as_ref().map_or(&[], |(_, page)| page)
     }
 
     fn build_discovery(&self) -> DiscoveryView {
@@ -286,6 +308,7 @@ impl AdminQueue {
 
     fn get_features(&mut self, sqe: &Sqe, now_ms: u64) -> Answer {
         let command = FeaturesCommand::parse(sqe);
+        self.check_path(&command, false)?;
         let mut context = self.features_context(now_ms);
         context.io_queues_max = self.controller.io_queues_max();
         match self.features.get(&command, &context)? {
@@ -295,6 +318,13 @@ impl AdminQueue {
                 Ok(Outcome::Data(data))
             }
         }
+    }
+
+    /// Whether the path to the namespace that a feature is asked of allows it.
+    fn check_path(&self, command: &FeaturesCommand, sets: bool) -> Result<(), Status> {
+        let map = self.controller.subsystem.namespaces();
+        let Some(namespace) = map.get(command.nsid) else { return Ok(()) };
+        ana::check_feature(self.controller.access.of(namespace.ana_group), command.fid, sets)
     }
 
     fn set_features(&mut self, conn: &mut Connection, sqe: &Sqe, inline: Inline<'_>, now_ms: u64) -> Answer {
@@ -335,6 +365,7 @@ impl AdminQueue {
     }
 
     fn set_features_with(&mut self, sqe: &Sqe, data: &[u8], now_ms: u64) -> Answer {
+        self.check_path(&FeaturesCommand::parse(sqe), true)?;
         let context = self.features_context(now_ms);
         let effect = self.features.set(&FeaturesCommand::parse(sqe), data, &context)?;
         let cache_off = self.features.write_cache_is_off();
@@ -361,7 +392,7 @@ impl AdminQueue {
     fn empty_caches(&mut self, cid: u16) -> bool {
         let namespaces = self.controller.subsystem.namespaces();
         let cached = namespaces.iter().filter(|namespace| namespace.backend.has_write_cache());
-        let mut all: Vec<NamespaceRef> = cached.map(|namespace| Rc::new(Arc::clone(namespace))).collect();
+        let mut all: Vec<NamespaceRef> = cached.cloned().map(Path::unconditional).collect();
         let Some(namespace) = all.pop() else { return false };
         self.jobs.push(Job { slot: cid.into(), namespace, work: Work::Flush { others: all } });
         true
@@ -390,17 +421,20 @@ impl AdminQueue {
 
     /// Sends what the host wants to hear of and has requests for.
     pub fn send_events(&mut self, conn: &mut Connection) {
-        if self.event_requests.is_empty() {
-            return;
-        }
         let wanted = self.features.events;
-        if wanted.namespace_attribute() && !self.namespace_event_held && self.controller.take_fresh_change() {
+        if self.may_send(wanted.namespace_attribute(), self.namespace_event_held)
+            && self.controller.take_fresh_change()
+        {
             self.namespace_event_held = true;
             self.send_event(conn, AsyncEvent::NAMESPACE_CHANGED);
         }
+        if self.may_send(wanted.ana_change(), self.access_event_held) && self.controller.take_access_change()
+        {
+            self.access_event_held = true;
+            self.send_event(conn, AsyncEvent::ANA_CHANGE);
+        }
         if self.controller.subsystem.is_discovery()
-            && wanted.discovery_log_change()
-            && !self.discovery_event_held
+            && self.may_send(wanted.discovery_log_change(), self.discovery_event_held)
             && self.shared.discovery_generation() != self.discovery.generation
         {
             // Only a change that this host can see is worth its while.
@@ -412,6 +446,12 @@ impl AdminQueue {
                 self.send_event(conn, AsyncEvent::DISCOVERY_LOG_CHANGE);
             }
         }
+    }
+
+    /// Whether an event that the host may want is to be sent when there is one: what is looked for is taken, so there must
+    /// be a request to answer.
+    fn may_send(&self, is_wanted: bool, is_held: bool) -> bool {
+        is_wanted && !is_held && !self.event_requests.is_empty()
     }
 
     fn send_event(&mut self, conn: &mut Connection, event: AsyncEvent) {

@@ -14,7 +14,6 @@
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use zerocopy::FromBytes;
@@ -149,7 +148,8 @@ impl IoQueue {
         }
     }
 
-    /// Takes over the subsystem's namespaces if they have changed. Commands that wait for one that is gone end here.
+    /// Takes over the subsystem's namespaces, and how they are reached, if that has changed. Commands that wait for one
+    /// that is gone, or not reached any more, end here.
     pub fn refresh_namespaces(&mut self, conn: &mut Connection) {
         let subsystem = &self.controller.subsystem;
         let generation = subsystem.generation();
@@ -159,16 +159,15 @@ impl IoQueue {
         // Read before the map: a map that is newer than its generation is looked at once more.
         self.generation = generation;
         let map = subsystem.namespaces();
-        self.namespaces = (1..=map.highest_nsid())
-            .map(|nsid| map.get(nsid).map(|namespace| Rc::new(Arc::clone(namespace))))
-            .collect();
+        self.namespaces = self.controller.access.reach(&map);
         for slot in 0..self.slots.len() as u32 {
             let (Slot::Waiting { namespace, .. } | Slot::Data { namespace, .. }) = &self.slots[slot as usize]
             else {
                 continue;
             };
-            if !map.get(namespace.nsid).is_some_and(|now| Arc::ptr_eq(now, namespace)) {
-                self.give_up(conn, slot, Status::INVALID_NAMESPACE.with_dnr());
+            let now = self.namespaces.get(namespace.nsid as usize - 1).and_then(Option::as_deref);
+            if let Some(status) = namespace.verdict(now) {
+                self.give_up(conn, slot, status);
             }
         }
     }
@@ -311,6 +310,10 @@ impl IoQueue {
     fn start_flush(&mut self, sqe: &Sqe, cid: u16) -> Result<(), Status> {
         let nsid = sqe.nsid.get();
         let (namespace, others) = if nsid == NSID_ALL {
+            // What one of them holds cannot be made durable by this path: the host must not believe that all is.
+            if let Some(status) = self.namespaces.iter().flatten().find_map(|path| path.refusal) {
+                return Err(status);
+            }
             let mut all = self.namespaces.iter().flatten().cloned();
             match all.next() {
                 Some(first) => (first, all.collect()),
@@ -361,7 +364,11 @@ impl IoQueue {
 
     fn namespace(&self, nsid: u32) -> Result<NamespaceRef, Status> {
         let found = nsid.checked_sub(1).and_then(|index| self.namespaces.get(index as usize));
-        found.and_then(Option::as_ref).cloned().ok_or(Status::INVALID_NAMESPACE.with_dnr())
+        let path = found.and_then(Option::as_ref).ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
+        match path.refusal {
+            None => Ok(path.clone()),
+            Some(status) => Err(status),
+        }
     }
 
     /// Offset and length in bytes of a read or write, if it is within the namespace and the transfer limit.

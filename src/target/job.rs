@@ -5,16 +5,15 @@
 #![forbid(unsafe_code)]
 
 use std::rc::Rc;
-use std::sync::Arc;
 
-use super::namespace::Namespace;
+use super::ana::Path;
 use crate::device::IoError;
 use crate::memory::{DmaBuf, DmaSlice};
 use crate::nvme::status::Status;
 use crate::reactor;
 
 /// A namespace as one queue holds it: cloned for each command without touching what other cores see.
-pub type NamespaceRef = Rc<Arc<Namespace>>;
+pub type NamespaceRef = Rc<Path>;
 
 pub struct Job {
     /// The command's slot in its queue.

@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod ana;
 mod command_ids;
 mod complaints;
 mod connection;
@@ -48,6 +49,7 @@ mod subsystem;
 mod transfer;
 mod transmit;
 
+pub use ana::AnaState;
 pub use error::TargetError;
 pub use namespace::Backend;
 pub use service::Target;
