@@ -9,25 +9,24 @@
 //!                 └─ Flush, Write Zeroes, Dataset Management ─────▶ Running ──▶ response
 //! ```
 //!
-//! Every range is checked before any data moves. Commands that find no buffer wait in order of arrival; there is no state
-//! in which a command holds one buffer and waits for another, so waiting ends whenever anything ends.
+//! Every range is checked before any data moves: `commands` says how, `buffers` what becomes of data and of those who wait.
 #![forbid(unsafe_code)]
+
+mod buffers;
+mod commands;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use zerocopy::FromBytes;
-
+use self::buffers::{AfterData, Need};
 use super::command_ids::CommandIds;
 use super::connection::Connection;
 use super::controller::{Controller, Traffic};
 use super::job::{Done, Job, NamespaceRef, Work};
 use super::share::{Admission, Share};
 use super::spec::C2hSuccess;
-use super::transfer::Arrived;
 use crate::memory::{self, DmaBuf, DmaSlice};
-use crate::nvme::base::{Cqe, NSID_ALL, SglKind, Sqe, nvm};
-use crate::nvme::command::{DatasetManagement, DsmRange, ReadWrite};
+use crate::nvme::base::{Cqe, Sqe};
 use crate::nvme::status::{Status, sct};
 
 enum Slot {
@@ -61,17 +60,6 @@ impl Held {
     fn sum(self) -> usize {
         self.read + self.write
     }
-}
-
-/// What a waiting command needs a buffer for.
-enum Need {
-    Read { offset: u64, len: u32 },
-    HostData { len: u32, then: AfterData },
-}
-
-enum AfterData {
-    Write { offset: u64, fua: bool },
-    Deallocate { ranges: u16 },
 }
 
 /// Data that came with the command.
@@ -239,8 +227,6 @@ impl IoQueue {
         &mut self.jobs
     }
 
-    // ---- commands --------------------------------------------------------------------------------------------------
-
     pub fn on_command(&mut self, conn: &mut Connection, sqe: &Sqe, inline: Inline<'_>) {
         self.sqhd = if self.sqhd + 1 >= self.depth { 0 } else { self.sqhd + 1 };
         let cid = sqe.cid.get();
@@ -250,306 +236,6 @@ impl IoQueue {
         if let Err(status) = self.start(conn, sqe, cid, inline) {
             self.end(conn, cid, status);
         }
-    }
-
-    fn start(
-        &mut self,
-        conn: &mut Connection,
-        sqe: &Sqe,
-        cid: u16,
-        inline: Inline<'_>,
-    ) -> Result<(), Status> {
-        if sqe.command_flags().fuse() != 0 {
-            return Err(Status::INVALID_FIELD.with_dnr());
-        }
-        if !inline.intact {
-            return Err(Status::TRANSIENT_TRANSPORT_ERROR);
-        }
-        match sqe.opcode {
-            nvm::READ => self.start_read(conn, sqe, cid),
-            nvm::WRITE => self.start_write(conn, sqe, cid, inline),
-            nvm::FLUSH => self.start_flush(sqe, cid),
-            nvm::WRITE_ZEROES => self.start_write_zeroes(sqe, cid),
-            nvm::DATASET_MANAGEMENT => self.start_dataset_management(conn, sqe, cid, inline),
-            _ => Err(Status::INVALID_OPCODE.with_dnr()),
-        }
-    }
-
-    fn start_read(&mut self, conn: &mut Connection, sqe: &Sqe, cid: u16) -> Result<(), Status> {
-        let command = ReadWrite::parse(sqe);
-        let namespace = self.namespace(command.nsid)?;
-        let (offset, len) = self.transfer_range(&namespace, &command)?;
-        match sqe.data_kind()? {
-            SglKind::Transport if sqe.dptr.length.get() == len => {}
-            SglKind::Transport => return Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr()),
-            _ => return Err(Status::SGL_TYPE_INVALID.with_dnr()),
-        }
-        let need = Need::Read { offset, len };
-        self.start_with_buffer(conn, cid, namespace, need);
-        Ok(())
-    }
-
-    fn start_write(
-        &mut self,
-        conn: &mut Connection,
-        sqe: &Sqe,
-        cid: u16,
-        inline: Inline<'_>,
-    ) -> Result<(), Status> {
-        let command = ReadWrite::parse(sqe);
-        let namespace = self.namespace(command.nsid)?;
-        let (offset, len) = self.transfer_range(&namespace, &command)?;
-        if namespace.read_only {
-            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
-        }
-        let fua = self.must_be_durable(&namespace, command.fua);
-        let then = AfterData::Write { offset, fua };
-        self.start_with_host_data(conn, sqe, cid, namespace, len..=len, inline, then)
-    }
-
-    fn start_flush(&mut self, sqe: &Sqe, cid: u16) -> Result<(), Status> {
-        let nsid = sqe.nsid.get();
-        let (namespace, others) = if nsid == NSID_ALL {
-            // What one of them holds cannot be made durable by this path: the host must not believe that all is.
-            if let Some(status) = self.namespaces.iter().flatten().find_map(|path| path.refusal) {
-                return Err(status);
-            }
-            let mut all = self.namespaces.iter().flatten().cloned();
-            match all.next() {
-                Some(first) => (first, all.collect()),
-                None => return Err(Status::SUCCESS),
-            }
-        } else {
-            (self.namespace(nsid)?, Vec::new())
-        };
-        self.run(cid, namespace, Work::Flush { others });
-        Ok(())
-    }
-
-    fn start_write_zeroes(&mut self, sqe: &Sqe, cid: u16) -> Result<(), Status> {
-        let command = ReadWrite::parse(sqe);
-        let namespace = self.namespace(command.nsid)?;
-        let range = namespace.byte_range(command.slba, command.blocks.into());
-        let (offset, len) = range.ok_or(Status::LBA_OUT_OF_RANGE.with_dnr())?;
-        if namespace.read_only {
-            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
-        }
-        let fua = self.must_be_durable(&namespace, command.fua);
-        self.run(cid, namespace, Work::WriteZeroes { offset, len, deallocate: command.deallocate, fua });
-        Ok(())
-    }
-
-    fn start_dataset_management(
-        &mut self,
-        conn: &mut Connection,
-        sqe: &Sqe,
-        cid: u16,
-        inline: Inline<'_>,
-    ) -> Result<(), Status> {
-        let command = DatasetManagement::parse(sqe);
-        let namespace = self.namespace(command.nsid)?;
-        // The other attributes are hints that change nothing here.
-        if !command.attributes.ad() {
-            return Err(Status::SUCCESS);
-        }
-        if namespace.read_only {
-            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
-        }
-        // Some hosts always send a full list, whatever the number of ranges.
-        let range_len = size_of::<DsmRange>() as u32;
-        let lengths = u32::from(command.ranges) * range_len..=256 * range_len;
-        let then = AfterData::Deallocate { ranges: command.ranges };
-        self.start_with_host_data(conn, sqe, cid, namespace, lengths, inline, then)
-    }
-
-    fn namespace(&self, nsid: u32) -> Result<NamespaceRef, Status> {
-        let found = nsid.checked_sub(1).and_then(|index| self.namespaces.get(index as usize));
-        let path = found.and_then(Option::as_ref).ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
-        match path.refusal {
-            None => Ok(path.clone()),
-            Some(status) => Err(status),
-        }
-    }
-
-    /// Offset and length in bytes of a read or write, if it is within the namespace and the transfer limit.
-    fn transfer_range(&self, namespace: &NamespaceRef, command: &ReadWrite) -> Result<(u64, u32), Status> {
-        let range = namespace.byte_range(command.slba, command.blocks.into());
-        let (offset, len) = range.ok_or(Status::LBA_OUT_OF_RANGE.with_dnr())?;
-        if len > u64::from(self.max_io_size) {
-            return Err(Status::INVALID_FIELD.with_dnr());
-        }
-        Ok((offset, len as u32))
-    }
-
-    /// A host that was not told of a write cache does not flush: everything it writes must be durable at once.
-    fn must_be_durable(&self, namespace: &NamespaceRef, fua: bool) -> bool {
-        fua || (namespace.backend.has_write_cache() && self.controller.writes_through())
-    }
-
-    // ---- data and buffers ------------------------------------------------------------------------------------------
-
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "the parts of one command, on their way to one of three places"
-    )]
-    fn start_with_host_data(
-        &mut self,
-        conn: &mut Connection,
-        sqe: &Sqe,
-        cid: u16,
-        namespace: NamespaceRef,
-        lengths: std::ops::RangeInclusive<u32>,
-        inline: Inline<'_>,
-        then: AfterData,
-    ) -> Result<(), Status> {
-        let len = sqe.dptr.length.get();
-        if !lengths.contains(&len) {
-            return Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr());
-        }
-        match sqe.data_kind()? {
-            SglKind::Transport => {
-                self.start_with_buffer(conn, cid, namespace, Need::HostData { len, then });
-                Ok(())
-            }
-            SglKind::InCapsule if sqe.dptr.address.get() != 0 => Err(Status::SGL_OFFSET_INVALID.with_dnr()),
-            SglKind::InCapsule if inline.range.len() != len as usize => {
-                Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr())
-            }
-            SglKind::InCapsule => {
-                let data = match then {
-                    // Done with by the time the receive buffer is used again.
-                    AfterData::Write { .. } if namespace.backend.takes_any_memory() => {
-                        inline.chunk.slice(inline.range)
-                    }
-                    _ => self.copy_inline(&inline.chunk[inline.range]),
-                };
-                self.run_with_data(cid, namespace, then, data)
-            }
-            SglKind::Other(_) => Err(Status::SGL_TYPE_INVALID.with_dnr()),
-        }
-    }
-
-    fn copy_inline(&mut self, data: &[u8]) -> DmaSlice {
-        let spare = self.spare.take().filter(|spare| spare.len() >= data.len());
-        let mut buf = spare.unwrap_or_else(|| DmaBuf::uninit(data.len()));
-        buf.truncate(data.len());
-        buf.copy_from_slice(data);
-        buf.freeze()
-    }
-
-    fn start_with_buffer(&mut self, conn: &mut Connection, cid: u16, namespace: NamespaceRef, need: Need) {
-        let buf = if self.waiting.is_empty() { self.buffer(conn, &need) } else { None };
-        match buf {
-            Some(buf) => self.use_buffer(conn, None, cid, namespace, need, buf),
-            None => {
-                let slot = self.occupy(Slot::Waiting { cid, namespace, need });
-                self.waiting.push_back(slot);
-            }
-        }
-    }
-
-    /// A buffer, if there is memory and the command's window is open. A window is always open for the first.
-    fn buffer(&mut self, conn: &Connection, need: &Need) -> Option<DmaBuf> {
-        let held = self.held_with(conn);
-        let (len, own) = match need {
-            Need::Read { len, .. } => (*len as usize, held.read),
-            Need::HostData { len, .. } => (*len as usize, held.write),
-        };
-        if !self.is_admitted(own, held.sum(), len) {
-            return None;
-        }
-        let buf = DmaBuf::try_uninit(len);
-        self.is_dry |= buf.is_none();
-        buf
-    }
-
-    fn use_buffer(
-        &mut self,
-        conn: &mut Connection,
-        slot: Option<u32>,
-        cid: u16,
-        namespace: NamespaceRef,
-        need: Need,
-        buf: DmaBuf,
-    ) {
-        match need {
-            Need::Read { offset, .. } => {
-                self.free_slot(slot);
-                self.run(cid, namespace, Work::Read { offset, buf });
-            }
-            Need::HostData { len, then } => {
-                let slot = match slot {
-                    Some(slot) => {
-                        self.slots[slot as usize] = Slot::Data { cid, namespace, then };
-                        slot
-                    }
-                    None => self.occupy(Slot::Data { cid, namespace, then }),
-                };
-                if conn.request_data(slot, cid, buf).is_err()
-                    && let Slot::Data { cid, namespace, then } = self.take_slot(slot)
-                {
-                    // Every transfer tag is in use: wait for one like for memory.
-                    let need = Need::HostData { len, then };
-                    let slot = self.occupy(Slot::Waiting { cid, namespace, need });
-                    self.waiting.push_front(slot);
-                }
-            }
-        }
-    }
-
-    /// Starts commands that wait, in order, as far as there are buffers for them.
-    pub fn resume_waiting(&mut self, conn: &mut Connection) {
-        self.is_dry = false;
-        while let Some(slot) = self.waiting.pop_front() {
-            let taken = std::mem::replace(&mut self.slots[slot as usize], Slot::Free);
-            let Slot::Waiting { cid, namespace, need } = taken else {
-                self.slots[slot as usize] = taken;
-                continue;
-            };
-            let Some(buf) = self.buffer(conn, &need) else {
-                self.slots[slot as usize] = Slot::Waiting { cid, namespace, need };
-                return self.waiting.push_front(slot);
-            };
-            let tags_left = self.waiting.len();
-            self.use_buffer(conn, Some(slot), cid, namespace, need, buf);
-            if self.waiting.len() > tags_left {
-                return;
-            }
-        }
-    }
-
-    /// All data of a command is here.
-    pub fn on_data(&mut self, conn: &mut Connection, arrived: Arrived) {
-        let Slot::Data { cid, namespace, then } = self.take_slot(arrived.token) else { return };
-        let outcome = match arrived.intact {
-            true => self.run_with_data(cid, namespace, then, arrived.buf.freeze()),
-            false => Err(Status::TRANSIENT_TRANSPORT_ERROR),
-        };
-        if let Err(status) = outcome {
-            self.end(conn, cid, status);
-        }
-    }
-
-    fn run_with_data(
-        &mut self,
-        cid: u16,
-        namespace: NamespaceRef,
-        then: AfterData,
-        data: DmaSlice,
-    ) -> Result<(), Status> {
-        let work = match then {
-            AfterData::Write { offset, fua } => Work::Write { offset, data, fua },
-            AfterData::Deallocate { ranges } => {
-                // All ranges are checked before anything is deallocated.
-                let list = <[DsmRange]>::ref_from_prefix_with_elems(&data, ranges.into());
-                let (list, _) = list.map_err(|_| Status::DATA_SGL_LENGTH_INVALID.with_dnr())?;
-                let bytes = |range: &DsmRange| namespace.byte_range(range.slba.get(), range.nlb.get().into());
-                let ranges: Option<Box<[_]>> = list.iter().map(bytes).collect();
-                Work::Deallocate { ranges: ranges.ok_or(Status::LBA_OUT_OF_RANGE.with_dnr())? }
-            }
-        };
-        self.run(cid, namespace, work);
-        Ok(())
     }
 
     // ---- the ends --------------------------------------------------------------------------------------------------
