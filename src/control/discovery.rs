@@ -59,7 +59,11 @@ impl Daemon {
     }
 
     /// Tells hosts of it no more. False if there is no such referral.
-    pub(super) async fn remove_referral(&self, address: SocketAddr, subnqn: &str) -> Result<bool, ChangeError> {
+    pub(super) async fn remove_referral(
+        &self,
+        address: SocketAddr,
+        subnqn: &str,
+    ) -> Result<bool, ChangeError> {
         let known = self.target.referrals();
         if !self.target.remove_referral(address, subnqn) {
             return Ok(false);
@@ -99,7 +103,10 @@ impl Daemon {
     }
 
     /// Takes it away again.
-    pub(super) async fn remove_discovery_listener(&self, address: SocketAddr) -> Result<Leaving, ChangeError> {
+    pub(super) async fn remove_discovery_listener(
+        &self,
+        address: SocketAddr,
+    ) -> Result<Leaving, ChangeError> {
         let mut listeners = self.discovery_listeners();
         let Some(at) = listeners.iter().position(|known| *known == address) else {
             return Err(TargetError::NoListener { addr: address, nqn: DISCOVERY.to_owned() }.into());

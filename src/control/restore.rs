@@ -62,7 +62,13 @@ impl Daemon {
                     return;
                 }
                 let stored = stored.clone();
-                Record { namespaces: Vec::new(), hosts: Vec::new(), listeners: Vec::new(), access: Vec::new(), ..stored }
+                Record {
+                    namespaces: Vec::new(),
+                    hosts: Vec::new(),
+                    listeners: Vec::new(),
+                    access: Vec::new(),
+                    ..stored
+                }
             }
         };
         record.homes.insert(home.name().to_owned());
@@ -224,8 +230,8 @@ impl Daemon {
                 }
                 tracing::info!(nqn, %address, "a recorded listener is open at last");
                 if self.record(&nqn).is_ok_and(|record| !record.listeners.contains(&address))
-                || (nqn == DISCOVERY && !self.discovery_listeners().contains(&address))
-            {
+                    || (nqn == DISCOVERY && !self.discovery_listeners().contains(&address))
+                {
                     drop(self.target.remove_listener(&nqn, address).await);
                 }
             }

@@ -26,8 +26,7 @@ const REQUIREMENTS: Treq = Treq(0).with_secure_channel(2).with_sq_flow_control_d
 const SECURE_CHANNEL_REQUIRED: u8 = 1;
 /// EFLAGS of the discovery subsystem's own entries: the log there is this one, and hosts may keep their connection
 /// (Keep Alive and Asynchronous Event Request are served).
-const SAME_LOG: EntryFlags =
-    EntryFlags(0).with_duplicate_information(true).with_persistent_discovery(true);
+const SAME_LOG: EntryFlags = EntryFlags(0).with_duplicate_information(true).with_persistent_discovery(true);
 
 /// The log as one host sees it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

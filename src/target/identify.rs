@@ -155,8 +155,7 @@ fn describe_controller(
     id.cntrltype = TYPE_IO;
     let has_ana = controller.subsystem.ana_reporting;
     id.cmic = Cmic(0).with_multi_port(true).with_multi_controller(true).with_ana(has_ana).0;
-    id.oaes =
-        AsyncEventConfiguration(0).with_namespace_attribute(true).with_ana_change(has_ana).0.into();
+    id.oaes = AsyncEventConfiguration(0).with_namespace_attribute(true).with_ana_change(has_ana).0.into();
     if has_ana {
         id.anatt = TRANSITION_TIME_S;
         id.anacap = Anacap(0)

@@ -2,11 +2,13 @@
 //!
 //! After every wrong thing the rig's health check must pass: a second host connects, writes and reads back.
 
+mod ana;
 mod association;
 mod cache;
 mod client;
 mod connect;
 mod discovery;
+mod events;
 mod framing;
 mod identify;
 mod io;

@@ -1,7 +1,9 @@
 //! How hosts reach what is here, and where else they may ask: under SPDK's names and in SPDK's shapes.
 #![forbid(unsafe_code)]
 
-use super::nvmf::{ADDRESS, ANA_STATE, NQN, TGT_NAME, U32, address, address_in, group, left, listen_address, spoken};
+use super::nvmf::{
+    ADDRESS, ANA_STATE, NQN, TGT_NAME, U32, address, address_in, group, left, listen_address, spoken,
+};
 use crate::control::Daemon;
 use crate::control::error::{INTERNAL_ERROR, RpcError};
 use crate::control::schema::{Kind, Params, optional, required};
@@ -96,7 +98,8 @@ async fn remove_referral(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, 
     match daemon.remove_referral(address, nqn).await.map_err(spoken)? {
         true => Ok(Value::Bool(true)),
         false => {
-            let missing = RpcError::refused(libc::ENOENT, format!("there is no referral to {nqn} at {address}"));
+            let missing =
+                RpcError::refused(libc::ENOENT, format!("there is no referral to {nqn} at {address}"));
             Err(missing.with("field", "address").spoken_as(INTERNAL_ERROR, "Internal error"))
         }
     }
