@@ -57,12 +57,17 @@ fn how_each_address_reaches_what_is_there_comes_back_after_a_kill() {
         json!({ "nqn": NQN, "listen_address": address(b), "ana_state": "non_optimized" }),
     );
     assert_eq!(daemon.call("nvmf_subsystem_listener_set_ana_state", set(a, "inaccessible", Some(3))), true);
-    assert_eq!(daemon.call("nvmf_subsystem_listener_set_ana_state", set(b, "persistent_loss", Some(1))), true);
+    assert_eq!(
+        daemon.call("nvmf_subsystem_listener_set_ana_state", set(b, "persistent_loss", Some(1))),
+        true
+    );
     let expected = [
         (a.to_string(), ["optimized", "optimized", "inaccessible", "optimized"].map(str::to_owned).to_vec()),
         (
             b.to_string(),
-            ["persistent_loss", "non_optimized", "non_optimized", "non_optimized"].map(str::to_owned).to_vec(),
+            ["persistent_loss", "non_optimized", "non_optimized", "non_optimized"]
+                .map(str::to_owned)
+                .to_vec(),
         ),
     ];
     assert_eq!(states(&daemon), expected);
@@ -123,7 +128,8 @@ fn referrals_and_the_addresses_of_discovery_come_back() {
     assert_eq!((&error["code"], &error["data"]["field"]), (&json!(-32603), &json!("address")), "{error}");
     daemon.call("nvmf_discovery_remove_referral", referral(there));
     daemon.call("nvmf_discovery_remove_referral", json!({ "address": address(9), "subnqn": NQN }));
-    daemon.call("nvmf_subsystem_remove_listener", json!({ "nqn": DISCOVERY, "listen_address": address(here) }));
+    daemon
+        .call("nvmf_subsystem_remove_listener", json!({ "nqn": DISCOVERY, "listen_address": address(here) }));
     daemon.signal(Signal::SIGKILL);
     daemon.restart();
     assert_eq!(daemon.call("nvmf_discovery_get_referrals", Value::Null), json!([]));

@@ -131,7 +131,8 @@ fn the_discovery_controller_is_one_and_lists_no_discovery() {
 fn full_log(wire: &mut Wire) -> Vec<(u8, u8, u16, String, String)> {
     let page = wire.log_page(0x70, 0, 16384, false).expect_ok();
     let count = u64::from_le_bytes(page[8..16].try_into().unwrap()) as usize;
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap().trim_end_matches(['\0', ' ']).to_owned();
+    let text =
+        |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap().trim_end_matches(['\0', ' ']).to_owned();
     let entries = page[1024..].chunks(1024).take(count);
     let view = entries.map(|entry| {
         assert_eq!((entry[0], &entry[6..8]), (3, &[0xFF, 0xFF][..]), "TRTYPE, CNTLID");
@@ -158,7 +159,9 @@ fn an_address_of_discovery_itself_leads_to_the_same_log() {
     wire.set_feature(0x0B, 1 << 31).expect_ok();
     for _ in 0..10 {
         wire.submit(Sqe::new(0x0C, 0), &[]);
-        rig.target.create_subsystem(SubsystemSpec { allow_any_host: true, ..SubsystemSpec::new(FIRST) }).unwrap();
+        rig.target
+            .create_subsystem(SubsystemSpec { allow_any_host: true, ..SubsystemSpec::new(FIRST) })
+            .unwrap();
         rig.ask(|target, addr| async move { target.add_listener(FIRST, addr).await });
         assert_eq!(wire.complete(&[]).result, 0x0070_F002);
         assert_eq!(full_log(&mut wire).len(), 3);
@@ -202,7 +205,9 @@ fn a_log_that_is_read_in_pieces_is_one_log() {
     let rig = Rig::start();
     let name = |i: u32| format!("nqn.2024-01.io.rimrock:many-{i:03}");
     for i in 0..40 {
-        rig.target.create_subsystem(SubsystemSpec { allow_any_host: true, ..SubsystemSpec::new(name(i)) }).unwrap();
+        rig.target
+            .create_subsystem(SubsystemSpec { allow_any_host: true, ..SubsystemSpec::new(name(i)) })
+            .unwrap();
         rig.ask(|target, addr| async move { target.add_listener(&name(i), addr).await });
     }
     let mut wire = discover(rig.addr, HOSTNQN);

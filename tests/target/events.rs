@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rimrock::pool::{PoolManager, PoolOptions, VolumeSpec};
 use rimrock::device::{Device, OpenOptions};
+use rimrock::pool::{PoolManager, PoolOptions, VolumeSpec};
 use rimrock::reactor::block_on;
 use rimrock::target::{Backend, NamespaceSpec};
 
@@ -51,7 +51,11 @@ fn namespaces_come_and_go_under_load_and_their_neighbours_do_not_notice() {
                     let written = io.write(nsid, first, &data);
                     let read = io.read(nsid, first, data.len() as u32);
                     if may_be_away {
-                        assert!([written.code(), read.code()].iter().all(|code| [0, INVALID_NAMESPACE].contains(code)));
+                        assert!(
+                            [written.code(), read.code()]
+                                .iter()
+                                .all(|code| [0, INVALID_NAMESPACE].contains(code))
+                        );
                     } else {
                         assert!(written.ok() && read.expect_ok() == data, "namespace {nsid} is disturbed");
                     }
@@ -86,7 +90,8 @@ fn a_volume_that_grows_under_load_is_told_of_at_once_and_written_to_its_end() {
     let device = Device::open("ram:256MiB", OpenOptions::default()).unwrap();
     let (pool, volume) = block_on(async move {
         let pool = manager.create("pool", vec![device], PoolOptions::default()).await.unwrap();
-        let spec = VolumeSpec { name: "v".into(), size: MIB, block_size: 4096, write_cache: true, uuid: None };
+        let spec =
+            VolumeSpec { name: "v".into(), size: MIB, block_size: 4096, write_cache: true, uuid: None };
         pool.volume_create(spec).await.unwrap();
         let volume = pool.open("v").await.unwrap();
         (pool, volume)
@@ -99,8 +104,9 @@ fn a_volume_that_grows_under_load_is_told_of_at_once_and_written_to_its_end() {
         let last = (mib - 1) * 256;
         // What lies beyond is refused up to the moment it is there.
         io.read(2, last, 4096).expect_refused(0x080);
-        let waiting: Vec<u16> =
-            (0..16).map(|i| io.submit(Sqe::rw(1, 2, i * 16, 1).sgl(IN_CAPSULE, 8192), &pattern(8192, i as u8))).collect();
+        let waiting: Vec<u16> = (0..16)
+            .map(|i| io.submit(Sqe::rw(1, 2, i * 16, 1).sgl(IN_CAPSULE, 8192), &pattern(8192, i as u8)))
+            .collect();
         let pool = pool.clone();
         block_on(async move { pool.resize("v", mib * MIB, false).await }).unwrap();
         assert_eq!(rig.target.namespace_resized(uuid), 1);

@@ -1,4 +1,5 @@
 //! States, permits and the log.
+#![forbid(unsafe_code)]
 
 use super::*;
 use crate::device::{Device, OpenOptions};
