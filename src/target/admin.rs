@@ -284,8 +284,9 @@ impl AdminQueue {
         let groups_only = command.lsp & ana::RETURN_GROUPS_ONLY != 0;
         let is_begun = self.access_log.as_ref().is_some_and(|(begun, _)| *begun == groups_only);
         if command.lpo == 0 || !is_begun {
-            let map = self.controller.subsystem.namespaces();
-            self.access_log = Some((groups_only, self.controller.access.log(&map, groups_only)));
+            let subsystem = &self.controller.subsystem;
+            let (map, max) = (subsystem.namespaces(), subsystem.max_namespaces);
+            self.access_log = Some((groups_only, self.controller.access.log(&map, groups_only, max)));
         }
         self.access_log.as_ref().map_or(&[], |(_, page)| page)
     }

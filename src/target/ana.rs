@@ -233,8 +233,10 @@ impl Access {
         state.group(group).changed = changes;
     }
 
-    /// Log page 0Ch (Base 5.16.1.13): the groups that have namespaces, with their namespaces unless `groups_only`.
-    pub fn log(&self, map: &NamespaceMap, groups_only: bool) -> Vec<u8> {
+    /// Log page 0Ch (Base 5.16.1.13): the groups that have namespaces, with their namespaces unless `groups_only`. Zeros
+    /// follow up to the length it may have by what Identify says of a subsystem of `max_namespaces`: hosts that read by
+    /// that length, in pieces as nvme-cli does, do not ask for more than there is.
+    pub fn log(&self, map: &NamespaceMap, groups_only: bool, max_namespaces: u32) -> Vec<u8> {
         let mut members = BTreeMap::<u32, Vec<u32>>::new();
         for namespace in map.iter() {
             members.entry(namespace.ana_group).or_default().push(namespace.nsid);
@@ -258,8 +260,16 @@ impl Access {
                 page.extend(nsids.iter().flat_map(|nsid| nsid.to_le_bytes()));
             }
         }
+        let len_max = log_len_max(max_namespaces);
+        page.resize(page.len().max(len_max), 0);
         page
     }
+}
+
+/// The header, and for each possible namespace a group and an NSID.
+fn log_len_max(max_namespaces: u32) -> usize {
+    let each = size_of::<AnaGroupDescriptor>() + size_of::<u32>();
+    size_of::<AnaLogHeader>() + max_namespaces as usize * each
 }
 
 impl State {

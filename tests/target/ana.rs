@@ -381,7 +381,10 @@ fn a_log_of_any_length_is_read_in_pieces_without_a_tear() {
         assert_eq!(pieces[..len], whole[..len]);
         let now = parse(&admin.log_page(ANA_LOG, 0, 128 << 10, true).expect_ok());
         assert!(now.0 > log.0, "CHGCNT");
-        for beyond in [len as u64, len as u64 + 4, u64::MAX - 3] {
+        // Up to the length that Identify speaks of there are zeros, and beyond it nothing.
+        let end = 16 + 4096 * (32 + 4);
+        assert_eq!(admin.log_page(ANA_LOG, end - 4, 4, true).expect_ok(), [0; 4]);
+        for beyond in [end, end + 4, u64::MAX - 3] {
             admin.log_page(ANA_LOG, beyond, 4, true).expect_refused(INVALID_FIELD);
         }
         // Groups alone.
