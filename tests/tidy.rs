@@ -111,7 +111,7 @@ const IO_PATH: &[&str] = &[
     "src/pool/tree.rs",
     "src/target/connection.rs",
     "src/target/io",
-    "src/target/job.rs",
+    "src/target/job",
     "src/target/namespace.rs",
     "src/target/queue.rs",
     "src/target/session.rs",

@@ -31,6 +31,7 @@ pub use traffic::Traffic;
 pub use uri::DeviceUri;
 
 use crate::memory::{DmaBuf, DmaSlice};
+use crate::reactor::gate::Gate;
 
 /// What stands behind a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +80,7 @@ struct Inner {
     read_only: bool,
     backing: Backing,
     counters: traffic::Counters,
+    gate: Gate,
 }
 
 enum Backing {
@@ -107,7 +109,8 @@ impl Device {
 
     fn around(info: DeviceInfo, read_only: bool, backing: Backing) -> Device {
         let counters = traffic::Counters::default();
-        Device { inner: Arc::new(Inner { info, read_only, backing, counters }) }
+        let gate = Gate::default();
+        Device { inner: Arc::new(Inner { info, read_only, backing, counters, gate }) }
     }
 
     /// A ram device that begins with these contents; the length must be a multiple of `block_size`.
@@ -147,6 +150,11 @@ impl Device {
 
     pub fn info(&self) -> &DeviceInfo {
         &self.inner.info
+    }
+
+    /// Passed by those who want others to find what they change unchanged while they look at it.
+    pub fn gate(&self) -> &Gate {
+        &self.inner.gate
     }
 
     /// What went to the device and came from it since it was opened.

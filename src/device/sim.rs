@@ -28,6 +28,9 @@ use crate::memory::{DmaBuf, DmaSlice};
 /// What a power cut cannot tear.
 const SECTOR: usize = 512;
 
+/// How often a disk that hangs looks whether it still does.
+const HOLD_STEP: Duration = Duration::from_millis(1);
+
 /// What a simulated disk shall be.
 #[derive(Debug, Clone)]
 pub struct SimSpec {
@@ -67,6 +70,7 @@ struct Shared {
     faults: SimFaults,
     /// What lies from this byte on of each disk, and is all zeroes, has no room below it.
     full_from: Option<u64>,
+    held: bool,
     digest: u64,
 }
 
@@ -128,6 +132,7 @@ impl SimDisks {
             cut: false,
             faults: SimFaults::default(),
             full_from: None,
+            held: false,
             digest: 0,
         };
         SimDisks { shared: Arc::new(Mutex::new(shared)) }
@@ -186,6 +191,11 @@ impl SimDisks {
     /// As a sparse file in a file system without room: from byte `from` on, only what is not all zeroes can be written.
     pub fn set_full(&self, from: Option<u64>) {
         self.lock().full_from = from;
+    }
+
+    /// As disks that hang: while `held`, what has begun does not end.
+    pub fn hold(&self, held: bool) {
+        self.lock().held = held;
     }
 
     /// The power comes back: for each change that was not flushed it is decided whether the disk has it.
@@ -437,17 +447,17 @@ impl Sim {
     }
 
     async fn wait(&self, begun: Begun) -> Result<(), IoError> {
-        match begun {
-            Begun::After(Duration::ZERO, result) => result,
-            Begun::After(time, result) => {
-                crate::reactor::sleep(time).await;
-                if self.lock().cut {
-                    std::future::pending::<()>().await;
-                }
-                result
-            }
-            Begun::Never => std::future::pending().await,
+        let Begun::After(time, result) = begun else { return std::future::pending().await };
+        if time > Duration::ZERO {
+            crate::reactor::sleep(time).await;
         }
+        while self.lock().held {
+            crate::reactor::sleep(HOLD_STEP).await;
+        }
+        if self.lock().cut {
+            std::future::pending::<()>().await;
+        }
+        result
     }
 }
 

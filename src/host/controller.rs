@@ -10,7 +10,7 @@ mod admin;
 mod io;
 
 pub use admin::keep_alive;
-pub use io::{BLOCKS_MAX, DSM_RANGES_MAX};
+pub use io::{BLOCKS_MAX, COPY_RANGES_MAX, DSM_RANGES_MAX};
 
 use std::cell::Cell;
 use std::net::SocketAddr;

@@ -133,6 +133,8 @@ impl Started {
             (nvm::WRITE, false) => "Write",
             (nvm::FLUSH, false) => "Flush",
             (nvm::COMPARE, false) => "Compare",
+            (nvm::VERIFY, false) => "Verify",
+            (nvm::COPY, false) => "Copy",
             (nvm::WRITE_ZEROES, false) => "Write Zeroes",
             (nvm::DATASET_MANAGEMENT, false) => "Dataset Management",
             (_, false) => "an I/O command",

@@ -4,6 +4,10 @@
 //! converted here and nowhere else. The data pointer and the command identifier are left to whoever owns the queue.
 #![forbid(unsafe_code)]
 
+mod copy;
+
+pub use copy::{Copy, CopyRange, CopyRange1, CopySource};
+
 use std::mem::{offset_of, size_of};
 
 use zerocopy::little_endian::{U32, U64};

@@ -11,6 +11,7 @@ use super::pointer::BLOCK_BYTES;
 use super::records::Entity;
 use super::volume::{Shared, Volume};
 use crate::device::IoError;
+use crate::reactor::gate::Gate;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -70,6 +71,7 @@ impl Home {
                     write_cache: volume.write_cache,
                     gone: AtomicBool::new(false),
                     referenced: self.usage.borrow().get(&id).cloned().unwrap_or_default(),
+                    gate: Gate::default(),
                 }
             }
             Entity::Snapshot(node) => {
@@ -84,6 +86,7 @@ impl Home {
                     write_cache: false,
                     gone: AtomicBool::new(false),
                     referenced: Arc::new(AtomicU64::new(record.size / BLOCK)),
+                    gate: Gate::default(),
                 }
             }
         };

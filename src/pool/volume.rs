@@ -15,6 +15,7 @@ use super::pointer::{BLOCK_BYTES, CHUNK_BYTES, FANOUT};
 use super::sabotage::{Sabotage, is};
 use crate::device::IoError;
 use crate::memory::{DmaBuf, DmaSlice};
+use crate::reactor::gate::Gate;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// The unit of addresses: the smallest logical block that a host can be given.
@@ -39,6 +40,7 @@ pub(super) struct Shared {
     pub(super) gone: AtomicBool,
     /// Blocks that the tree names, over all shards.
     pub(super) referenced: Arc<AtomicU64>,
+    pub(super) gate: Gate,
 }
 
 /// The part of a request that lies in one chunk.
@@ -85,6 +87,11 @@ impl Volume {
     /// Bytes that hold data.
     pub fn allocated(&self) -> u64 {
         self.shared.referenced.load(Ordering::Relaxed) * BLOCK
+    }
+
+    /// Passed by those who want others to find what they change unchanged while they look at it.
+    pub fn gate(&self) -> &Gate {
+        &self.shared.gate
     }
 
     fn check(&self, offset: u64, len: u64) -> Result<(), IoError> {

@@ -18,6 +18,7 @@ mod atomic;
 mod block_on;
 mod executor;
 mod future_pool;
+pub mod gate;
 mod handle;
 pub mod ring;
 mod runtime;

@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -395,7 +396,12 @@ impl AdminQueue {
         let cached = namespaces.iter().filter(|namespace| namespace.backend.has_write_cache());
         let mut all: Vec<NamespaceRef> = cached.cloned().map(Path::unconditional).collect();
         let Some(namespace) = all.pop() else { return false };
-        self.jobs.push(Job { slot: cid.into(), namespace, work: Work::Flush { others: all } });
+        self.jobs.push(Job {
+            slot: cid.into(),
+            namespace,
+            work: Work::Flush { others: all },
+            stop: Rc::default(),
+        });
         true
     }
 
@@ -477,6 +483,7 @@ impl AdminQueue {
                     self.end(conn, command.cid, Status::ABORT_REQUESTED, 0);
                     Ok(Outcome::Done(0))
                 }
+                None if self.abort_awaited(conn, command.cid) => Ok(Outcome::Done(0)),
                 None => NOT_ABORTED,
             };
         }
@@ -487,6 +494,16 @@ impl AdminQueue {
         }
         self.aborts.push(sqe.cid.get());
         Ok(Outcome::Later)
+    }
+
+    /// Aborts a command of this queue whose data is under way.
+    fn abort_awaited(&mut self, conn: &mut Connection, cid: u16) -> bool {
+        let found = self.awaiting_data.iter().find(|(_, sqe)| sqe.cid.get() == cid);
+        let Some(token) = found.map(|(&token, _)| token) else { return false };
+        self.awaiting_data.remove(&token);
+        conn.abandon_data(token);
+        self.end(conn, cid, Status::ABORT_REQUESTED, 0);
+        true
     }
 
     /// The other queue has answered: it does so for every abort, if only when it ends.

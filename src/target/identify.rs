@@ -10,6 +10,7 @@ use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 use super::ana::{AnaState, TRANSITION_TIME_S};
 use super::controller::Controller;
+use super::io::{COPY_BYTES_MAX, COPY_RANGES_MAX};
 use super::namespace::{Namespace, NamespaceMap};
 use super::spec::TransportOptions;
 use crate::nvme::base::NSID_ALL;
@@ -69,7 +70,7 @@ pub fn identify(
         }
         cns::CSI_CONTROLLER => {
             of_nvm()?;
-            // Zeroes: neither Write Zeroes nor Dataset Management is limited beyond what the commands can say.
+            // Zeroes: Verify, Write Zeroes and Dataset Management are limited by nothing but what the commands can say.
             Ok(page(&NvmController::new_zeroed()))
         }
         cns::CSI_ACTIVE_NAMESPACES => {
@@ -179,7 +180,19 @@ fn describe_controller(
     id.cqes = 0x44;
     id.nn = controller.subsystem.max_namespaces.into();
     id.mnan = controller.subsystem.max_namespaces.into();
-    id.oncs = Oncs(0).with_dataset_management(true).with_write_zeroes(true).with_timestamp(true).0.into();
+    id.oncs = Oncs(0)
+        .with_compare(true)
+        .with_dataset_management(true)
+        .with_write_zeroes(true)
+        .with_timestamp(true)
+        .with_verify(true)
+        .with_copy(true)
+        .0
+        .into();
+    // Compare and Write. ACWU of 0 is one block; a namespace may say more (NACWU).
+    id.fuses = 1.into();
+    // Source ranges of formats 0 and 1.
+    id.ocfs = 0b11.into();
     // Once a host was told of a cache it flushes; one that was not told gets durable writes (see `cache_reported`).
     let cached = namespaces.iter().any(|ns| ns.backend.has_write_cache());
     if cached {
@@ -220,12 +233,17 @@ pub(super) fn describe(namespace: &Namespace) -> IdentifyNamespace {
     if atomic > 0 {
         id.nawun = (atomic as u16).into();
         id.nawupf = (atomic as u16).into();
+        id.nacwu = (atomic as u16).into();
         // Only aligned writes are not torn: a boundary lies at every multiple of the unit.
         id.nabsn = (atomic as u16).into();
         id.nabspf = (atomic as u16).into();
     }
     id.nmic = 1;
     id.nvmcap = u128::from(blocks << namespace.block_shift).into();
+    let copy_blocks = COPY_BYTES_MAX >> namespace.block_shift;
+    id.mssrl = (copy_blocks as u16).into();
+    id.mcl = (copy_blocks as u32).into();
+    id.msrc = (COPY_RANGES_MAX - 1) as u8;
     let granule = (namespace.backend.granularity() >> namespace.block_shift).max(1) as u16 - 1;
     id.npwg = granule.into();
     id.npwa = granule.into();

@@ -6,23 +6,30 @@
 //!                 ├─ Read ─────────── buffer ─────────────────────▶ Running ──▶ data (+ response)
 //!                 ├─ Write, data in the capsule ──────────────────▶ Running ──▶ response
 //!                 ├─ Write, data to come ─ buffer ─ R2T ─▶ Data ──▶ Running ──▶ response
-//!                 └─ Flush, Write Zeroes, Dataset Management ─────▶ Running ──▶ response
+//!                 └─ Flush, Write Zeroes ─────────────────────────▶ Running ──▶ response
 //! ```
 //!
-//! Every range is checked before any data moves: `commands` says how, `buffers` what becomes of data and of those who wait.
+//! Every range is checked before any data moves: `commands` says how, `buffers` what becomes of data and of those who wait,
+//! `fused` how two commands become one, `abort` what can still be taken back.
 #![forbid(unsafe_code)]
 
+mod abort;
 mod buffers;
 mod commands;
+mod fused;
+
+pub use self::commands::{COPY_BYTES_MAX, COPY_RANGES_MAX};
 
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use self::buffers::{AfterData, Need};
+use self::fused::{First, Pair};
 use super::command_ids::CommandIds;
 use super::connection::Connection;
 use super::controller::{Controller, Traffic};
-use super::job::{Done, Job, NamespaceRef, Work};
+use super::job::{Done, Job, NamespaceRef, Stop, Work};
 use super::share::{Admission, Share};
 use super::spec::C2hSuccess;
 use crate::memory::{self, DmaBuf, DmaSlice};
@@ -43,8 +50,24 @@ enum Slot {
         namespace: NamespaceRef,
         then: AfterData,
     },
+    /// For data of a fused pair. The slot of its first half.
+    PairData {
+        namespace: NamespaceRef,
+        pair: Box<Pair>,
+    },
+    /// The slot of the second half, for its data.
+    PairHalf {
+        pair: u32,
+    },
     Running {
         cid: u16,
+        /// The other half of a fused pair.
+        second: Option<u16>,
+        held: Held,
+        is_change: bool,
+    },
+    /// Answered already; the job still runs.
+    Lingering {
         held: Held,
     },
 }
@@ -83,8 +106,14 @@ pub struct IoQueue {
     generation: u64,
     ids: CommandIds,
     slots: Vec<Slot>,
+    /// One for each slot, for whatever runs in it.
+    stops: Vec<Rc<Stop>>,
     free: Vec<u32>,
     waiting: VecDeque<u32>,
+    /// What came last was the first half of a fused pair.
+    first: First,
+    /// Jobs that run although their commands have been answered.
+    lingering: usize,
     share: Share,
     /// What all running commands hold.
     held: Held,
@@ -125,8 +154,11 @@ impl IoQueue {
             generation: 0,
             ids: CommandIds::default(),
             slots: Vec::new(),
+            stops: Vec::new(),
             free: Vec::new(),
             waiting: VecDeque::new(),
+            first: First::None,
+            lingering: 0,
             share,
             held: Held::default(),
             spare: None,
@@ -149,26 +181,28 @@ impl IoQueue {
         let map = subsystem.namespaces();
         self.namespaces = self.controller.access.reach(&map);
         for slot in 0..self.slots.len() as u32 {
-            let (Slot::Waiting { namespace, .. } | Slot::Data { namespace, .. }) = &self.slots[slot as usize]
+            let (Slot::Waiting { namespace, .. }
+            | Slot::Data { namespace, .. }
+            | Slot::PairData { namespace, .. }) = &self.slots[slot as usize]
             else {
                 continue;
             };
             let now = self.namespaces.get(namespace.nsid as usize - 1).and_then(Option::as_deref);
             if let Some(status) = namespace.verdict(now) {
-                self.give_up(conn, slot, status);
+                self.give_up(conn, slot, status, None);
             }
         }
     }
 
-    /// Commands that have not been answered.
+    /// Commands that have not been answered, or still run.
     pub fn outstanding(&self) -> usize {
-        self.ids.len()
+        self.ids.len() + self.lingering
     }
 
     /// No further command is taken until one has ended. A host may have more outstanding than the queue has entries, as
     /// SQHD moves when a command is fetched and not when it ends, but not without limit.
     pub fn is_full(&self) -> bool {
-        self.ids.len() >= 2 * self.depth as usize
+        self.outstanding() >= 2 * self.depth as usize
     }
 
     /// A command waits for memory, and nobody will say when there is some.
@@ -233,6 +267,13 @@ impl IoQueue {
         if !self.ids.insert(cid) {
             return self.answer(conn, cid, Status::COMMAND_ID_CONFLICT.with_dnr());
         }
+        if sqe.command_flags().fuse() != 0 || !matches!(self.first, First::None) {
+            return self.on_fused(conn, sqe, cid, inline);
+        }
+        self.start_or_refuse(conn, sqe, cid, inline);
+    }
+
+    fn start_or_refuse(&mut self, conn: &mut Connection, sqe: &Sqe, cid: u16, inline: Inline<'_>) {
         if let Err(status) = self.start(conn, sqe, cid, inline) {
             self.end(conn, cid, status);
         }
@@ -241,6 +282,10 @@ impl IoQueue {
     // ---- the ends --------------------------------------------------------------------------------------------------
 
     fn run(&mut self, cid: u16, namespace: NamespaceRef, work: Work) {
+        self.run_with_second(cid, None, namespace, work);
+    }
+
+    fn run_with_second(&mut self, cid: u16, second: Option<u16>, namespace: NamespaceRef, work: Work) {
         let mut held = Held::default();
         match &work {
             Work::Read { buf, .. } => {
@@ -253,30 +298,60 @@ impl IoQueue {
                 self.traffic.writes += 1;
                 self.traffic.bytes_written += data.len() as u64;
             }
-            _ => {}
+            Work::Compare { expected, scratch, .. } => {
+                held.write = memory::footprint(expected.len() + scratch.len());
+                self.traffic.reads += 1;
+                self.traffic.bytes_read += expected.len() as u64;
+            }
+            Work::CompareAndWrite { expected, data, scratch, .. } => {
+                held.write = memory::footprint(expected.len() + data.len() + scratch.len());
+                self.traffic.reads += 1;
+                self.traffic.bytes_read += expected.len() as u64;
+                self.traffic.writes += 1;
+                self.traffic.bytes_written += data.len() as u64;
+            }
+            Work::Verify { scratch: buf, .. } | Work::Copy { buf, .. } => {
+                held.read = memory::footprint(buf.len());
+            }
+            Work::Flush { .. } | Work::WriteZeroes { .. } | Work::Deallocate { .. } => {}
         }
         self.held.read += held.read;
         self.held.write += held.write;
-        let slot = self.occupy(Slot::Running { cid, held });
-        self.jobs.push(Job { slot, namespace, work });
+        let slot = self.occupy(Slot::Running { cid, second, held, is_change: work.is_change() });
+        let stop = Rc::clone(&self.stops[slot as usize]);
+        stop.reset();
+        self.jobs.push(Job { slot, namespace, work, stop });
     }
 
     /// A job has ended.
     pub fn on_done(&mut self, conn: &mut Connection, done: Done) {
-        let Slot::Running { cid, held } = self.take_slot(done.slot) else { return };
+        let (mut cid, second, held) = match self.take_slot(done.slot) {
+            Slot::Running { cid, second, held, .. } => (cid, second, held),
+            Slot::Lingering { held } => {
+                self.held.read -= held.read;
+                self.held.write -= held.write;
+                self.lingering -= 1;
+                return;
+            }
+            _ => return,
+        };
         self.held.read -= held.read;
         self.held.write -= held.write;
+        let mut status = done.status;
+        if let (Some(second), Some(second_status)) = (second, done.second) {
+            self.count_errors(status);
+            self.end(conn, cid, status);
+            (cid, status) = (second, second_status);
+        }
         if let Some(namespace) = done.unflushed
             && self.controller.writes_through()
         {
             // The host has switched the cache off while this ran.
             return self.run(cid, namespace, Work::Flush { others: Vec::new() });
         }
-        if done.status.sct() == sct::MEDIA {
-            self.traffic.media_errors += 1;
-        }
+        self.count_errors(status);
         if let Some(buf) = done.buf
-            && done.status.is_success()
+            && status.is_success()
         {
             conn.send_data(cid, buf.freeze(), self.success);
             if self.success {
@@ -284,31 +359,13 @@ impl IoQueue {
                 return;
             }
         }
-        self.end(conn, cid, done.status);
+        self.end(conn, cid, status);
     }
 
-    /// Aborts a command that has not started. False if it has, or is not there.
-    pub fn abort(&mut self, conn: &mut Connection, cid: u16) -> bool {
-        let found = self.slots.iter().position(
-            |slot| matches!(slot, Slot::Waiting { cid: c, .. } | Slot::Data { cid: c, .. } if *c == cid),
-        );
-        let Some(slot) = found else { return false };
-        self.give_up(conn, slot as u32, Status::ABORT_REQUESTED);
-        true
-    }
-
-    /// Ends a command that waits.
-    fn give_up(&mut self, conn: &mut Connection, slot: u32, status: Status) {
-        match self.take_slot(slot) {
-            Slot::Waiting { cid, .. } => {
-                self.waiting.retain(|&other| other != slot);
-                self.end(conn, cid, status);
-            }
-            Slot::Data { cid, .. } => {
-                conn.abandon_data(slot);
-                self.end(conn, cid, status);
-            }
-            Slot::Free | Slot::Running { .. } => {}
+    fn count_errors(&mut self, status: Status) {
+        // That data differs is what a comparison is for.
+        if status.sct() == sct::MEDIA && !status.is(Status::COMPARE_FAILURE) {
+            self.traffic.media_errors += 1;
         }
     }
 
@@ -318,8 +375,9 @@ impl IoQueue {
         self.spare = None;
         self.is_dry = false;
         self.jobs.clear();
+        self.first = First::None;
         for slot in &mut self.slots {
-            if !matches!(slot, Slot::Running { .. }) {
+            if !matches!(slot, Slot::Running { .. } | Slot::Lingering { .. }) {
                 *slot = Slot::Free;
             }
         }
@@ -344,6 +402,7 @@ impl IoQueue {
             }
             None => {
                 self.slots.push(content);
+                self.stops.push(Rc::default());
                 self.slots.len() as u32 - 1
             }
         }

@@ -155,10 +155,11 @@ fn effects() -> CommandEffectsLog {
     ] {
         log.admin[usize::from(opcode)] = PLAIN.0.into();
     }
-    for opcode in [nvm::FLUSH, nvm::READ] {
+    for opcode in [nvm::FLUSH, nvm::READ, nvm::COMPARE, nvm::VERIFY] {
         log.io[usize::from(opcode)] = PLAIN.0.into();
     }
-    for opcode in [nvm::WRITE, nvm::WRITE_ZEROES, nvm::DATASET_MANAGEMENT] {
+    // They change blocks and nothing else, and need not wait for each other: no CSE, and hosts know no CSP for them.
+    for opcode in [nvm::WRITE, nvm::WRITE_ZEROES, nvm::DATASET_MANAGEMENT, nvm::COPY] {
         log.io[usize::from(opcode)] = PLAIN.with_lbcc(true).0.into();
     }
     log

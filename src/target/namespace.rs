@@ -19,6 +19,7 @@ use crate::device::{Device, IoError};
 use crate::memory::{DmaBuf, DmaSlice};
 use crate::pool::Volume;
 use crate::reactor;
+use crate::reactor::gate::{Claim, Gate, Pass};
 
 /// The unit in which volumes keep their data, bytes.
 const VOLUME_BLOCK: u32 = 4096;
@@ -119,6 +120,14 @@ impl Backend {
         match self {
             Backend::Device(device) => device.info().kind == crate::device::DeviceKind::Ram,
             Backend::Volume(_) => false,
+        }
+    }
+
+    /// What every change of the backend's data passes, whoever exports it.
+    fn gate(&self) -> &Gate {
+        match self {
+            Backend::Device(device) => device.gate(),
+            Backend::Volume(volume) => volume.gate(),
         }
     }
 
@@ -265,6 +274,21 @@ impl Namespace {
     pub fn byte_range(&self, slba: u64, blocks: u64) -> Option<(u64, u64)> {
         let end = slba.checked_add(blocks)?;
         (end <= self.blocks()).then(|| (slba << self.block_shift, blocks << self.block_shift))
+    }
+
+    /// Waits until nobody has claimed a part of the range. It can be changed for as long as the result lives.
+    pub async fn pass(&self, offset: u64, len: u64) -> Pass<'_> {
+        let gate = self.backend.gate();
+        match gate.try_pass() {
+            Some(pass) => pass,
+            // Seldom, and large for what every write has room for.
+            None => Box::pin(gate.pass(offset..offset + len)).await,
+        }
+    }
+
+    /// Waits until nobody else changes the range. Nobody does for as long as the result lives.
+    pub async fn claim(&self, offset: u64, len: u64) -> Claim<'_> {
+        self.backend.gate().claim(offset..offset + len).await
     }
 
     /// Writes `data`; with `fua` it is durable when this returns.

@@ -264,7 +264,10 @@ impl Queue {
         self.saw_traffic = true;
         match &mut self.role {
             Role::Io(io) if sqe.opcode != OPCODE_FABRICS => io.on_command(&mut self.conn, sqe, inline),
-            Role::Io(_) => self.on_io_fabrics(sqe),
+            Role::Io(io) => {
+                io.break_pair(&mut self.conn);
+                self.on_io_fabrics(sqe);
+            }
             Role::Admin(admin) => {
                 let now_ms = self.endpoint.shared.now_ms(now);
                 admin.on_command(&mut self.conn, sqe, inline, now_ms);

@@ -42,8 +42,12 @@ fn the_controller_says_what_it_is_and_can() {
     assert_eq!(le(&id[320..322]), 1, "KAS");
     assert_eq!((id[512], id[513]), (0x66, 0x44), "SQES, CQES");
     assert_eq!((le(&id[516..520]), le(&id[540..544])), (NN.into(), NN.into()), "NN, MNAN");
-    assert_eq!(le(&id[520..522]), 0x4C, "ONCS: dataset management, write zeroes, timestamp");
-    assert_eq!(le(&id[522..524]), 0, "FUSES");
+    assert_eq!(
+        le(&id[520..522]),
+        0x1CD,
+        "ONCS: compare, dataset management, write zeroes, timestamp, verify, copy"
+    );
+    assert_eq!(le(&id[522..524]), 1, "FUSES: compare and write");
     assert_eq!(id[525] & 1, 0, "memory has no volatile write cache");
     assert_eq!(le(&id[536..540]) & 0x30_0003, 0x30_0001, "SGLS");
     assert_eq!(text(&id[768..1024]).trim_end_matches('\0'), SUBNQN);
@@ -242,7 +246,7 @@ fn log_pages_are_whole_and_cut_by_offset() {
     let firmware = admin.log_page(0x03, 0, 512, true).expect_ok();
     assert_eq!((firmware[0], text(&firmware[8..16]).trim_end()), (1, env!("CARGO_PKG_VERSION")));
     let effects = admin.log_page(0x05, 0, 4096, true).expect_ok();
-    assert_eq!((effects[0x06 * 4], effects[1024 + 4], effects[1024 + 5 * 4]), (1, 3, 0));
+    assert_eq!((effects[0x06 * 4], effects[1024 + 4], effects[1024 + 4 * 4]), (1, 3, 0));
     let tail = admin.log_page(0x05, 1024, 64, true).expect_ok();
     assert_eq!(tail, effects[1024..1088]);
     let supported = admin.log_page(0x00, 0, 1024, true).expect_ok();

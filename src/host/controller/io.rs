@@ -7,12 +7,14 @@ use super::{Controller, succeeded};
 use crate::host::{CommandQueue, Data, HostError, Namespace};
 use crate::nvme::Sqe;
 use crate::nvme::base::nvm;
-use crate::nvme::command::{DatasetManagement, DsmAttributes, DsmRange, ReadWrite};
+use crate::nvme::command::{Copy, CopyRange, DatasetManagement, DsmAttributes, DsmRange, ReadWrite};
 
 /// Blocks that one command can name (NLB is 16 bits, 0's based).
 pub const BLOCKS_MAX: u32 = 65536;
 /// Ranges that one Dataset Management command can name.
 pub const DSM_RANGES_MAX: usize = 256;
+/// Ranges that one Copy command can name.
+pub const COPY_RANGES_MAX: usize = 256;
 
 impl<Q: CommandQueue> Controller<Q> {
     /// Reads whole blocks from `slba` on until `buf` is full.
@@ -44,6 +46,35 @@ impl<Q: CommandQueue> Controller<Q> {
     pub async fn compare(&self, ns: &Namespace, slba: u64, data: Q::Out) -> Result<(), HostError> {
         let rw = read_write(ns, slba, data.len())?;
         self.io_command("Compare", rw.to_sqe(nvm::COMPARE), Data::Out(data)).await
+    }
+
+    /// Has the controller read `blocks` blocks and check them, without sending them.
+    pub async fn verify(&self, ns: &Namespace, slba: u64, blocks: u32) -> Result<(), HostError> {
+        if blocks == 0 || blocks > BLOCKS_MAX {
+            return Err(HostError::Invalid { what: "a command names 1 to 65536 blocks" });
+        }
+        self.io_command("Verify", ReadWrite::new(ns.nsid, slba, blocks).to_sqe(nvm::VERIFY), Data::None).await
+    }
+
+    /// Copies up to [`COPY_RANGES_MAX`] ranges of (first block, blocks), one after the other, to `to` on. The data stays with
+    /// the controller, whose limits are in Identify Namespace: MSSRL, MCL and MSRC.
+    pub async fn copy(
+        &self,
+        ns: &Namespace,
+        ranges: &[(u64, u32)],
+        to: u64,
+        fua: bool,
+    ) -> Result<(), HostError> {
+        if ranges.is_empty() || ranges.len() > COPY_RANGES_MAX {
+            return Err(HostError::Invalid { what: "Copy takes 1 to 256 ranges" });
+        }
+        if ranges.iter().any(|&(_, blocks)| blocks == 0 || blocks > BLOCKS_MAX) {
+            return Err(HostError::Invalid { what: "a range has 1 to 65536 blocks" });
+        }
+        let list: Vec<CopyRange> =
+            ranges.iter().map(|&(slba, blocks)| CopyRange::new(slba, blocks)).collect();
+        let command = Copy { nsid: ns.nsid, sdlba: to, ranges: list.len() as u16, format: 0, fua };
+        self.io_command("Copy", command.to_sqe(), Data::Out(Q::out_buffer(list.as_bytes()))).await
     }
 
     /// Makes all completed writes of this namespace durable.

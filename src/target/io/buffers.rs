@@ -6,10 +6,11 @@
 
 use zerocopy::FromBytes;
 
+use super::fused::Pair;
 use super::{Inline, IoQueue, Slot};
-use crate::memory::{DmaBuf, DmaSlice};
+use crate::memory::{BUFFER_ALIGN, DmaBuf, DmaSlice};
 use crate::nvme::base::{SglKind, Sqe};
-use crate::nvme::command::DsmRange;
+use crate::nvme::command::{Copy, DsmRange};
 use crate::nvme::status::Status;
 use crate::target::connection::Connection;
 use crate::target::job::{NamespaceRef, Work};
@@ -17,13 +18,36 @@ use crate::target::transfer::Arrived;
 
 /// What a waiting command needs a buffer for.
 pub(super) enum Need {
-    Read { offset: u64, len: u32 },
+    Read { offset: u64, len: u32, fua: bool },
     HostData { len: u32, then: AfterData },
+    Verify { offset: u64, len: u64, fua: bool },
+    Copy { sources: Box<[(u64, u64)]>, to: u64, len: u32, fua: bool },
+    Pair(Box<Pair>),
 }
 
 pub(super) enum AfterData {
-    Write { offset: u64, fua: bool },
-    Deallocate { ranges: u16 },
+    Write {
+        offset: u64,
+        fua: bool,
+    },
+    Deallocate {
+        ranges: u16,
+    },
+    /// Memory for what is there comes with that for the data.
+    Compare {
+        offset: u64,
+        fua: bool,
+        scratch: Option<DmaBuf>,
+    },
+    Copy(Copy),
+}
+
+/// What is read at a time of a long range that nobody is sent, bytes.
+const SCRATCH_BYTES: usize = 128 << 10;
+
+/// Bytes of memory for reading a range in pieces.
+fn scratch_len(len: u64) -> usize {
+    len.min(SCRATCH_BYTES as u64) as usize
 }
 
 impl IoQueue {
@@ -41,19 +65,7 @@ impl IoQueue {
         inline: Inline<'_>,
         then: AfterData,
     ) -> Result<(), Status> {
-        let len = sqe.dptr.length.get();
-        if !lengths.contains(&len) {
-            return Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr());
-        }
-        match sqe.data_kind()? {
-            SglKind::Transport => {
-                self.start_with_buffer(conn, cid, namespace, Need::HostData { len, then });
-                Ok(())
-            }
-            SglKind::InCapsule if sqe.dptr.address.get() != 0 => Err(Status::SGL_OFFSET_INVALID.with_dnr()),
-            SglKind::InCapsule if inline.range.len() != len as usize => {
-                Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr())
-            }
+        match self.check_host_data(sqe, lengths, &inline)? {
             SglKind::InCapsule => {
                 let data = match then {
                     // Done with by the time the receive buffer is used again.
@@ -62,9 +74,34 @@ impl IoQueue {
                     }
                     _ => self.copy_inline(&inline.chunk[inline.range]),
                 };
-                self.run_with_data(cid, namespace, then, data)
+                self.run_with_data(conn, cid, namespace, then, data)
+            }
+            _ => {
+                let need = Need::HostData { len: sqe.dptr.length.get(), then };
+                self.start_with_buffer(conn, cid, namespace, need);
+                Ok(())
+            }
+        }
+    }
+
+    /// Where the data of a command is: in its capsule, which is what `inline` has, or still at the host.
+    pub(super) fn check_host_data(
+        &self,
+        sqe: &Sqe,
+        lengths: std::ops::RangeInclusive<u32>,
+        inline: &Inline<'_>,
+    ) -> Result<SglKind, Status> {
+        let len = sqe.dptr.length.get();
+        if !lengths.contains(&len) {
+            return Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr());
+        }
+        match sqe.data_kind()? {
+            SglKind::InCapsule if sqe.dptr.address.get() != 0 => Err(Status::SGL_OFFSET_INVALID.with_dnr()),
+            SglKind::InCapsule if inline.range.len() != len as usize => {
+                Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr())
             }
             SglKind::Other(_) => Err(Status::SGL_TYPE_INVALID.with_dnr()),
+            kind => Ok(kind),
         }
     }
 
@@ -98,7 +135,14 @@ impl IoQueue {
         let held = self.held_with(conn);
         let (len, own) = match need {
             Need::Read { len, .. } => (*len as usize, held.read),
+            Need::HostData { len, then: AfterData::Compare { .. } } => {
+                let own = (*len as usize).next_multiple_of(BUFFER_ALIGN);
+                (own + scratch_len((*len).into()), held.write)
+            }
             Need::HostData { len, .. } => (*len as usize, held.write),
+            Need::Verify { len, .. } => (scratch_len(*len), held.read),
+            Need::Copy { len, .. } => (*len as usize, held.read),
+            Need::Pair(pair) => (pair.memory(), held.write),
         };
         if !self.is_admitted(own, held.sum(), len) {
             return None;
@@ -115,14 +159,27 @@ impl IoQueue {
         cid: u16,
         namespace: NamespaceRef,
         need: Need,
-        buf: DmaBuf,
+        mut buf: DmaBuf,
     ) {
         match need {
-            Need::Read { offset, .. } => {
+            Need::Read { offset, fua, .. } => {
                 self.free_slot(slot);
-                self.run(cid, namespace, Work::Read { offset, buf });
+                self.run(cid, namespace, Work::Read { offset, buf, fua });
             }
-            Need::HostData { len, then } => {
+            Need::Verify { offset, len, fua } => {
+                self.free_slot(slot);
+                self.run(cid, namespace, Work::Verify { offset, len, scratch: buf, fua });
+            }
+            Need::Copy { sources, to, fua, .. } => {
+                self.free_slot(slot);
+                self.run(cid, namespace, Work::Copy { sources, to, buf, fua });
+            }
+            Need::Pair(pair) => self.start_pair(conn, slot, namespace, pair, buf),
+            Need::HostData { len, mut then } => {
+                if let AfterData::Compare { scratch, .. } = &mut then {
+                    *scratch = Some(buf.split_off((len as usize).next_multiple_of(BUFFER_ALIGN)));
+                    buf.truncate(len as usize);
+                }
                 let slot = match slot {
                     Some(slot) => {
                         self.slots[slot as usize] = Slot::Data { cid, namespace, then };
@@ -133,7 +190,13 @@ impl IoQueue {
                 if conn.request_data(slot, cid, buf).is_err()
                     && let Slot::Data { cid, namespace, then } = self.take_slot(slot)
                 {
-                    // Every transfer tag is in use: wait for one like for memory.
+                    // Every transfer tag is in use: wait for one like for memory, and hold none meanwhile.
+                    let then = match then {
+                        AfterData::Compare { offset, fua, .. } => {
+                            AfterData::Compare { offset, fua, scratch: None }
+                        }
+                        then => then,
+                    };
                     let need = Need::HostData { len, then };
                     let slot = self.occupy(Slot::Waiting { cid, namespace, need });
                     self.waiting.push_front(slot);
@@ -165,9 +228,15 @@ impl IoQueue {
 
     /// All data of a command is here.
     pub fn on_data(&mut self, conn: &mut Connection, arrived: Arrived) {
+        if matches!(
+            self.slots.get(arrived.token as usize),
+            Some(Slot::PairData { .. } | Slot::PairHalf { .. })
+        ) {
+            return self.on_pair_data(conn, arrived);
+        }
         let Slot::Data { cid, namespace, then } = self.take_slot(arrived.token) else { return };
         let outcome = match arrived.intact {
-            true => self.run_with_data(cid, namespace, then, arrived.buf.freeze()),
+            true => self.run_with_data(conn, cid, namespace, then, arrived.buf.freeze()),
             false => Err(Status::TRANSIENT_TRANSPORT_ERROR),
         };
         if let Err(status) = outcome {
@@ -177,6 +246,7 @@ impl IoQueue {
 
     pub(super) fn run_with_data(
         &mut self,
+        conn: &mut Connection,
         cid: u16,
         namespace: NamespaceRef,
         then: AfterData,
@@ -191,6 +261,17 @@ impl IoQueue {
                 let bytes = |range: &DsmRange| namespace.byte_range(range.slba.get(), range.nlb.get().into());
                 let ranges: Option<Box<[_]>> = list.iter().map(bytes).collect();
                 Work::Deallocate { ranges: ranges.ok_or(Status::LBA_OUT_OF_RANGE.with_dnr())? }
+            }
+            AfterData::Compare { offset, fua, scratch } => {
+                // What came in the capsule is little, and so is this.
+                let scratch = scratch.unwrap_or_else(|| DmaBuf::uninit(scratch_len(data.len() as u64)));
+                Work::Compare { offset, expected: data, scratch, fua }
+            }
+            AfterData::Copy(copy) => {
+                let need = self.check_copy(&namespace, &copy, &data)?;
+                drop(data);
+                self.start_with_buffer(conn, cid, namespace, need);
+                return Ok(());
             }
         };
         self.run(cid, namespace, work);

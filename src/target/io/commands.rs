@@ -6,10 +6,15 @@
 use super::buffers::{AfterData, Need};
 use super::{Inline, IoQueue};
 use crate::nvme::base::{NSID_ALL, SglKind, Sqe, nvm};
-use crate::nvme::command::{DatasetManagement, DsmRange, ReadWrite};
+use crate::nvme::command::{Copy, DatasetManagement, DsmRange, ReadWrite};
 use crate::nvme::status::Status;
 use crate::target::connection::Connection;
 use crate::target::job::{NamespaceRef, Work};
+
+/// The most that one Copy command moves, and so one of its ranges, bytes (MCL and MSSRL).
+pub const COPY_BYTES_MAX: u64 = 1 << 20;
+/// The most ranges of one Copy command (MSRC).
+pub const COPY_RANGES_MAX: u32 = 128;
 
 impl IoQueue {
     pub(super) fn start(
@@ -19,9 +24,6 @@ impl IoQueue {
         cid: u16,
         inline: Inline<'_>,
     ) -> Result<(), Status> {
-        if sqe.command_flags().fuse() != 0 {
-            return Err(Status::INVALID_FIELD.with_dnr());
-        }
         if !inline.intact {
             return Err(Status::TRANSIENT_TRANSPORT_ERROR);
         }
@@ -31,6 +33,10 @@ impl IoQueue {
             nvm::FLUSH => self.start_flush(sqe, cid),
             nvm::WRITE_ZEROES => self.start_write_zeroes(sqe, cid),
             nvm::DATASET_MANAGEMENT => self.start_dataset_management(conn, sqe, cid, inline),
+            nvm::COMPARE => self.start_compare(conn, sqe, cid, inline),
+            nvm::VERIFY => self.start_verify(conn, sqe, cid),
+            nvm::COPY => self.start_copy(conn, sqe, cid, inline),
+            // Write Uncorrectable too: a pointer to bad data would be damage to everybody else who reads it.
             _ => Err(Status::INVALID_OPCODE.with_dnr()),
         }
     }
@@ -44,7 +50,7 @@ impl IoQueue {
             SglKind::Transport => return Err(Status::DATA_SGL_LENGTH_INVALID.with_dnr()),
             _ => return Err(Status::SGL_TYPE_INVALID.with_dnr()),
         }
-        let need = Need::Read { offset, len };
+        let need = Need::Read { offset, len, fua: command.fua };
         self.start_with_buffer(conn, cid, namespace, need);
         Ok(())
     }
@@ -120,6 +126,75 @@ impl IoQueue {
         let lengths = u32::from(command.ranges) * range_len..=256 * range_len;
         let then = AfterData::Deallocate { ranges: command.ranges };
         self.start_with_host_data(conn, sqe, cid, namespace, lengths, inline, then)
+    }
+
+    fn start_compare(
+        &mut self,
+        conn: &mut Connection,
+        sqe: &Sqe,
+        cid: u16,
+        inline: Inline<'_>,
+    ) -> Result<(), Status> {
+        let command = ReadWrite::parse(sqe);
+        let namespace = self.namespace(command.nsid)?;
+        let (offset, len) = self.transfer_range(&namespace, &command)?;
+        let then = AfterData::Compare { offset, fua: command.fua, scratch: None };
+        self.start_with_host_data(conn, sqe, cid, namespace, len..=len, inline, then)
+    }
+
+    fn start_verify(&mut self, conn: &mut Connection, sqe: &Sqe, cid: u16) -> Result<(), Status> {
+        let command = ReadWrite::parse(sqe);
+        let namespace = self.namespace(command.nsid)?;
+        // No data moves, so the transfer limit does not count (VSL is 0).
+        let range = namespace.byte_range(command.slba, command.blocks.into());
+        let (offset, len) = range.ok_or(Status::LBA_OUT_OF_RANGE.with_dnr())?;
+        self.start_with_buffer(conn, cid, namespace, Need::Verify { offset, len, fua: command.fua });
+        Ok(())
+    }
+
+    fn start_copy(
+        &mut self,
+        conn: &mut Connection,
+        sqe: &Sqe,
+        cid: u16,
+        inline: Inline<'_>,
+    ) -> Result<(), Status> {
+        let command = Copy::parse(sqe);
+        let namespace = self.namespace(command.nsid)?;
+        let entry = command.entry_len().ok_or(Status::INVALID_FIELD.with_dnr())?;
+        if u32::from(command.ranges) > COPY_RANGES_MAX {
+            return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr());
+        }
+        if namespace.read_only {
+            return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
+        }
+        // As for Dataset Management, a list may be longer than the ranges that are meant.
+        let lengths = u32::from(command.ranges) * entry..=256 * entry;
+        self.start_with_host_data(conn, sqe, cid, namespace, lengths, inline, AfterData::Copy(command))
+    }
+
+    /// What a Copy needs once the list of its sources is here. All of it is checked before anything is copied.
+    pub(super) fn check_copy(
+        &self,
+        namespace: &NamespaceRef,
+        command: &Copy,
+        list: &[u8],
+    ) -> Result<Need, Status> {
+        let limit = COPY_BYTES_MAX >> namespace.block_shift;
+        let mut blocks = 0;
+        let mut sources = Vec::with_capacity(command.ranges.into());
+        for source in command.sources(list).ok_or(Status::DATA_SGL_LENGTH_INVALID.with_dnr())? {
+            blocks += u64::from(source.blocks);
+            if blocks > limit {
+                return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr());
+            }
+            let range = namespace.byte_range(source.slba, source.blocks.into());
+            sources.push(range.ok_or(Status::LBA_OUT_OF_RANGE.with_dnr())?);
+        }
+        let range = namespace.byte_range(command.sdlba, blocks);
+        let (to, len) = range.ok_or(Status::LBA_OUT_OF_RANGE.with_dnr())?;
+        let fua = self.must_be_durable(namespace, command.fua);
+        Ok(Need::Copy { sources: sources.into(), to, len: len as u32, fua })
     }
 
     pub(super) fn namespace(&self, nsid: u32) -> Result<NamespaceRef, Status> {
