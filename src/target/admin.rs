@@ -27,6 +27,7 @@ use super::inbox::{CloseReason, Inbox, Message};
 use super::io::Inline;
 use super::job::{Done, Job, NamespaceRef, Work};
 use super::log_page::{self, ErrorLog};
+use super::persistent_events::Context;
 use super::registers::{Registers, Transition};
 use super::service::Shared;
 use super::spec::TransportOptions;
@@ -38,6 +39,7 @@ use crate::nvme::fabrics::{PropertyCommand, fctype};
 use crate::nvme::features::AsyncEvent;
 use crate::nvme::identify::IDENTIFY_LEN;
 use crate::nvme::log::lid;
+use crate::nvme::persistent::action;
 use crate::nvme::status::Status;
 use crate::nvme::tcp::Fes;
 
@@ -65,6 +67,8 @@ pub struct AdminQueue {
     discovery: DiscoveryView,
     /// Log page 0Ch as the host has begun to read it, groups alone or with their namespaces.
     access_log: Option<(bool, Vec<u8>)>,
+    /// Log page 0Dh likewise.
+    persistent_log: Context,
     /// Commands whose data is under way, by their token.
     awaiting_data: BTreeMap<u32, Sqe>,
     /// Abort commands that wait for another queue.
@@ -121,6 +125,7 @@ impl AdminQueue {
             namespace_event_held: false,
             access_event_held: false,
             access_log: None,
+            persistent_log: Context::default(),
             discovery_event_held: false,
             discovery,
             awaiting_data: BTreeMap::new(),
@@ -188,7 +193,7 @@ impl AdminQueue {
         }
         match sqe.opcode {
             admin::IDENTIFY => self.identify(sqe),
-            admin::GET_LOG_PAGE => self.get_log_page(sqe),
+            admin::GET_LOG_PAGE => self.get_log_page(sqe, now_ms),
             admin::SET_FEATURES => self.set_features(conn, sqe, inline, now_ms),
             admin::GET_FEATURES => self.get_features(sqe, now_ms),
             admin::ASYNC_EVENT_REQUEST => self.request_event(conn, sqe),
@@ -210,7 +215,7 @@ impl AdminQueue {
             fctype::PROPERTY_SET => {
                 let transition = self.registers.set(&command, now_ms)?;
                 // What the transition ends is answered before the command that asked for it.
-                self.apply(conn, transition);
+                self.apply(conn, transition, now_ms);
                 Ok(Outcome::Done(0))
             }
             fctype::CONNECT => Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr()),
@@ -219,10 +224,13 @@ impl AdminQueue {
         }
     }
 
-    fn apply(&mut self, conn: &mut Connection, transition: Transition) {
+    fn apply(&mut self, conn: &mut Connection, transition: Transition, now_ms: u64) {
         match transition {
             Transition::None => {}
-            Transition::Enable => self.controller.set_enabled(true),
+            Transition::Enable => {
+                self.controller.set_enabled(true);
+                self.controller.subsystem.events.record_reset(self.controller.cntlid, now_ms);
+            }
             Transition::Disable | Transition::Shutdown => {
                 self.controller.set_enabled(false);
                 self.controller.close_io_queues(CloseReason::ControllerDisabled);
@@ -232,6 +240,7 @@ impl AdminQueue {
                 self.namespace_event_held = false;
                 self.access_event_held = false;
                 self.access_log = None;
+                self.persistent_log = Context::default();
                 self.discovery_event_held = false;
             }
         }
@@ -245,8 +254,14 @@ impl AdminQueue {
         Ok(Outcome::Data(page.to_vec()))
     }
 
-    fn get_log_page(&mut self, sqe: &Sqe) -> Answer {
+    fn get_log_page(&mut self, sqe: &Sqe, now_ms: u64) -> Answer {
         let command = GetLogPage::parse(sqe);
+        let is_discovery = self.controller.subsystem.is_discovery();
+        if command.lid == lid::PERSISTENT_EVENT && command.lsp & 3 == action::RELEASE && !is_discovery {
+            // Whatever length it names: no data is moved.
+            self.persistent_log.act(command.lsp, &self.controller.subsystem, now_ms)?;
+            return Ok(Outcome::Done(0));
+        }
         let len = command.dwords * 4;
         if len > u64::from(self.options.max_io_size) {
             return Err(INVALID_FIELD);
@@ -266,6 +281,9 @@ impl AdminQueue {
             }
             _ if self.controller.subsystem.is_discovery() => log_page::discovery_page(&command)?,
             lid::ANA if self.controller.subsystem.ana_reporting => self.access_log(&command).to_vec(),
+            lid::PERSISTENT_EVENT => {
+                self.persistent_log.act(command.lsp, &self.controller.subsystem, now_ms)?.to_vec()
+            }
             _ => log_page::page(&command, &self.controller, &self.errors)?,
         };
         let part = log_page::cut(&page, &command, len as usize)?;

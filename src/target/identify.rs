@@ -12,6 +12,7 @@ use super::ana::{AnaState, TRANSITION_TIME_S};
 use super::controller::Controller;
 use super::io::{COPY_BYTES_MAX, COPY_RANGES_MAX};
 use super::namespace::{Namespace, NamespaceMap};
+use super::persistent_events::SIZE_MAX_64KIB;
 use super::spec::TransportOptions;
 use crate::nvme::base::NSID_ALL;
 use crate::nvme::command::Identify;
@@ -62,7 +63,7 @@ pub fn identify(
         cns::NAMESPACE_DESCRIPTORS => {
             Ok(describe_identities(active()?.ok_or(Status::INVALID_NAMESPACE.with_dnr())?))
         }
-        cns::CSI_NAMESPACE => {
+        cns::CSI_NAMESPACE | cns::CSI_ALLOCATED_NAMESPACE => {
             of_nvm()?;
             active()?;
             // No protection information, no storage tags: all of it is zero for any namespace.
@@ -73,7 +74,7 @@ pub fn identify(
             // Zeroes: Verify, Write Zeroes and Dataset Management are limited by nothing but what the commands can say.
             Ok(page(&NvmController::new_zeroed()))
         }
-        cns::CSI_ACTIVE_NAMESPACES => {
+        cns::CSI_ACTIVE_NAMESPACES | cns::CSI_ALLOCATED_NAMESPACES => {
             of_nvm()?;
             list_namespaces(command.nsid, &namespaces)
         }
@@ -174,7 +175,8 @@ fn describe_controller(
     id.acl = (ABORT_LIMIT - 1) as u8;
     // One firmware slot, read only.
     id.frmw = 1 << 1 | 1;
-    id.lpa = Lpa(id.lpa).with_command_effects(true).0;
+    id.lpa = Lpa(id.lpa).with_command_effects(true).with_persistent_events(true).0;
+    id.pels = SIZE_MAX_64KIB.into();
     id.elpe = (ERROR_LOG_ENTRIES - 1) as u8;
     id.sqes = 0x66;
     id.cqes = 0x44;

@@ -26,6 +26,7 @@ const PAGES: &[u8] = &[
     lid::FIRMWARE_SLOT,
     lid::CHANGED_NAMESPACES,
     lid::COMMAND_EFFECTS,
+    lid::PERSISTENT_EVENT,
 ];
 /// Admin commands that change nothing a host could see elsewhere.
 const PLAIN: CommandEffects = CommandEffects(0).with_csupp(true);

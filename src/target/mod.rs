@@ -38,6 +38,7 @@ mod job;
 mod listener;
 mod log_page;
 mod namespace;
+mod persistent_events;
 mod progress;
 mod queue;
 mod registers;

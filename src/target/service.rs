@@ -309,13 +309,22 @@ impl Target {
 
     /// Returns the NSID.
     pub fn add_namespace(&self, nqn: &str, spec: NamespaceSpec) -> Result<u32, TargetError> {
-        self.find_nvme(nqn)?.add_namespace(spec)
+        let subsystem = self.find_nvme(nqn)?;
+        let nsid = subsystem.add_namespace(spec)?;
+        let namespace = subsystem.namespaces().get(nsid).cloned();
+        subsystem.events.record_namespace(nsid, namespace.as_deref(), self.shared.now_ms(Instant::now()));
+        Ok(nsid)
     }
 
     /// Removes a namespace under whatever runs on it: commands that have started are completed, later ones find no
     /// namespace. Returns when nothing of the target uses its backend any more.
     pub async fn remove_namespace(&self, nqn: &str, nsid: u32) -> Result<(), TargetError> {
-        let removed = self.find_nvme(nqn)?.remove_namespace(nsid)?;
+        let subsystem = self.find_nvme(nqn)?;
+        let was_there = subsystem.namespaces().get(nsid).is_some();
+        let removed = subsystem.remove_namespace(nsid)?;
+        if was_there {
+            subsystem.events.record_namespace(nsid, None, self.shared.now_ms(Instant::now()));
+        }
         match self.released(|| removed.strong_count() == 0).await {
             true => Ok(()),
             false => Err(TargetError::StillInUse { what: format!("namespace {nsid} of {nqn}") }),

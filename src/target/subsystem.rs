@@ -15,6 +15,7 @@ use super::ana::{Access, AnaState, Permit};
 use super::controller::{Controller, HostIdentity};
 use super::error::TargetError;
 use super::namespace::{Namespace, NamespaceMap};
+use super::persistent_events::PersistentEvents;
 use super::spec::{
     ListenerView, MAX_NAMESPACES_LIMIT, NamespaceSpec, SubsystemKind, SubsystemSpec, SubsystemView,
 };
@@ -34,6 +35,8 @@ pub struct Subsystem {
     max_cntlid: u16,
     /// Hosts are told how each listener reaches the namespaces.
     pub ana_reporting: bool,
+    /// What happened to it.
+    pub events: PersistentEvents,
     /// Moves with every change of the namespaces, and of how they are reached.
     generation: AtomicU64,
     /// Set once; no controller is admitted any more.
@@ -106,6 +109,7 @@ impl Subsystem {
             min_cntlid: spec.min_cntlid,
             max_cntlid: spec.max_cntlid,
             ana_reporting: spec.ana_reporting,
+            events: PersistentEvents::default(),
             generation: AtomicU64::new(1),
             deleted: AtomicBool::new(false),
             state: Mutex::new(State {

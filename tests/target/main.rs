@@ -16,6 +16,7 @@ mod fused;
 mod identify;
 mod io;
 mod limits;
+mod persistent_events;
 mod scanners;
 mod streams;
 mod volume;

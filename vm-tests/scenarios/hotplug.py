@@ -82,8 +82,8 @@ def come_and_go(world, rimrock, guest, nqn, device):
     check(state["change"] > CHANGES, f"the guest ended after {state['change']} changes")
     guest.run(f"""
         for _ in $(seq 50); do
-            [ $(blockdev --getsize64 {device}) = {state["gib"] << 30} ] && [ $(ls -d /sys/block/nvme*n* | grep -vc c) = 1 ] && exit 0
+            [ $(blockdev --getsize64 {device}) = {state["gib"] << 30} ] && [ $(ls /sys/block | grep -c '^nvme[0-9]*n') = 1 ] && exit 0
             sleep 0.2
         done
-        blockdev --getsize64 {device}; ls -d /sys/block/nvme*n*; exit 1
+        blockdev --getsize64 {device}; ls /sys/block; exit 1
     """)
