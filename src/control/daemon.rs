@@ -65,6 +65,8 @@ fn hint_of(error: &RpcError) -> String {
 pub struct Daemon {
     /// Where exports listen unless told otherwise.
     pub(super) listen: SocketAddr,
+    /// Discovery is announced by multicast DNS.
+    pub(super) advertises: bool,
     pub(super) target: Target,
     pub(super) exports: Exports,
     /// Whether a client of SPDK's has "created" the transport, which it may do once.
@@ -109,6 +111,7 @@ impl Daemon {
         let sink = Arc::new(move |event| kept.add(&event));
         let daemon = Daemon {
             listen: config.target.listen,
+            advertises: config.discovery.mdns,
             target: Target::new(reactors.handles().to_vec()),
             exports: Exports::default(),
             transport_created: Cell::new(false),

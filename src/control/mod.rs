@@ -8,6 +8,7 @@
 //! handler → bytes.
 #![forbid(unsafe_code)]
 
+mod advertise;
 mod changes;
 mod daemon;
 mod deleted;

@@ -457,6 +457,13 @@ impl Target {
         }
     }
 
+    /// The addresses that accept connections for subsystems now; discovery answers at each of them.
+    pub fn open_addresses(&self) -> Vec<SocketAddr> {
+        let registry = self.shared.registry();
+        let farewells = &registry.farewells;
+        registry.listeners.keys().filter(|addr| !farewells.contains_key(addr)).copied().collect()
+    }
+
     /// The listeners of a subsystem and how they reach its namespaces.
     pub fn listeners(&self, nqn: &str) -> Result<Vec<ListenerView>, TargetError> {
         Ok(self.find(nqn)?.listener_views())
