@@ -33,6 +33,8 @@ pub struct Config {
     pub control: ControlSection,
     /// The NVMe/TCP target.
     pub target: TargetSection,
+    /// The discovery service.
+    pub discovery: DiscoverySection,
     /// What is logged.
     pub log: LogSection,
     /// Devices opened at the start.
@@ -96,6 +98,14 @@ pub struct TargetSection {
     /// Where an export listens unless told otherwise.
     #[serde(deserialize_with = "listen")]
     pub listen: SocketAddr,
+}
+
+/// `[discovery]`
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DiscoverySection {
+    /// Announce it to the local network by multicast DNS.
+    pub mdns: bool,
 }
 
 /// `[log]`

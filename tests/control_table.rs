@@ -130,6 +130,12 @@ fn example(method: &Method, port: u16) -> Map<String, Value> {
         "nvmf_subsystem_remove_ns" => json!({ "nqn": NQN, "nsid": 1 }),
         "nvmf_subsystem_add_listener" => json!({ "nqn": NQN, "listen_address": address(port + 1) }),
         "nvmf_subsystem_remove_listener" => json!({ "nqn": NQN, "listen_address": address(port) }),
+        "nvmf_subsystem_listener_set_ana_state" => {
+            json!({ "nqn": NQN, "listen_address": address(port), "ana_state": "inaccessible" })
+        }
+        "nvmf_discovery_add_referral" | "nvmf_discovery_remove_referral" => {
+            json!({ "address": address(port) })
+        }
         "nvmf_subsystem_add_host" => json!({ "nqn": NQN, "host": "nqn.2014-08.org.example:other" }),
         "nvmf_subsystem_remove_host" => json!({ "nqn": NQN, "host": HOST }),
         "nvmf_subsystem_allow_any_host" => json!({ "nqn": NQN, "allow_any_host": true }),

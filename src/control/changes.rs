@@ -14,7 +14,7 @@ use super::error::RpcError;
 use super::exports::{Addition, ChangeError, NamespaceRecord, Record, bytes_of_hex};
 use super::lookup::pool_error;
 use crate::nvme::nqn::DISCOVERY;
-use crate::target::{NamespaceSpec, SubsystemSpec, TargetError};
+use crate::target::{AnaState, NamespaceSpec, SubsystemSpec, TargetError};
 use std::future::{poll_fn, ready};
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -91,6 +91,7 @@ impl Daemon {
         spec.eui64 = addition.eui64.as_deref().and_then(bytes_of_hex);
         spec.block_size = addition.block_size.unwrap_or(spec.block_size);
         spec.read_only = addition.read_only;
+        spec.ana_group = addition.anagrpid;
         let block_size = spec.block_size;
         let nsid = self.target.add_namespace(nqn, spec)?;
         changed.homes.extend(addition.place.pool().map(str::to_owned));
@@ -102,6 +103,7 @@ impl Daemon {
             eui64: addition.eui64,
             block_size,
             read_only: addition.read_only,
+            anagrpid: addition.anagrpid,
         });
         changed.namespaces.sort_by_key(|namespace| namespace.nsid);
         if let Err(error) = self.keep(changed).await {
@@ -128,12 +130,36 @@ impl Daemon {
 
     /// Starts to listen, also where that is recorded but could not be done so far.
     pub(super) async fn add_listener(&self, nqn: &str, address: SocketAddr) -> Result<(), ChangeError> {
+        self.add_listener_in(nqn, address, None).await
+    }
+
+    /// The same, with what hosts are to find there: how it reaches all namespaces.
+    pub(super) async fn add_listener_in(
+        &self,
+        nqn: &str,
+        address: SocketAddr,
+        state: Option<AnaState>,
+    ) -> Result<(), ChangeError> {
         if nqn == DISCOVERY {
-            return Ok(self.target.add_listener(nqn, address).await?);
+            return self.add_discovery_listener(address).await;
         }
         let mut record = self.record(nqn)?;
-        self.target.add_listener(nqn, address).await?;
-        if record.listeners.contains(&address) {
+        let is_known = record.listeners.contains(&address);
+        if let Some(state) = state.filter(|_| !is_known) {
+            // Optimized is what all are where nothing is said of it.
+            if state != AnaState::Optimized || record.ana_reporting {
+                self.target.prepare_ana_state(nqn, address, None, state)?;
+                record.set_access(address, None, state.name());
+            }
+        }
+        if let Err(error) = self.target.add_listener(nqn, address).await {
+            if !is_known && !matches!(error, TargetError::ListenerExists { .. }) {
+                // It forgets what was prepared.
+                let _ = self.target.remove_listener(nqn, address).await;
+            }
+            return Err(error.into());
+        }
+        if is_known {
             return Ok(());
         }
         record.listeners.push(address);
@@ -144,6 +170,36 @@ impl Daemon {
         Ok(())
     }
 
+    /// Changes how an address reaches an ANA group, or all of them.
+    pub(super) async fn set_ana_state(
+        &self,
+        nqn: &str,
+        address: SocketAddr,
+        group: Option<u32>,
+        state: AnaState,
+    ) -> Result<Leaving, ChangeError> {
+        if nqn == DISCOVERY {
+            return Err(TargetError::ReservedNqn.into());
+        }
+        let mut record = self.record(nqn)?;
+        if !record.listeners.contains(&address) {
+            return Err(TargetError::NoListener { addr: address, nqn: nqn.to_owned() }.into());
+        }
+        self.target.check_ana_group(nqn, group)?;
+        // First: a way that is closed must not be open after a crash.
+        record.set_access(address, group, state.name());
+        self.keep(record).await?;
+        let (target, nqn) = (self.target.clone(), nqn.to_owned());
+        let changed = async move {
+            match target.set_ana_state(&nqn, address, group, state).await {
+                // Recorded, but it could not be opened so far.
+                Err(TargetError::NoListener { .. }) => target.prepare_ana_state(&nqn, address, group, state),
+                changed => changed,
+            }
+        };
+        Ok(Leaving::begin(changed).await)
+    }
+
     /// Stops to listen.
     pub(super) async fn remove_listener(
         &self,
@@ -151,14 +207,14 @@ impl Daemon {
         address: SocketAddr,
     ) -> Result<Leaving, ChangeError> {
         if nqn == DISCOVERY {
-            self.target.remove_listener(nqn, address).await?;
-            return Ok(Leaving::begin(ready(Ok(()))).await);
+            return self.remove_discovery_listener(address).await;
         }
         let mut record = self.record(nqn)?;
         let Some(at) = record.listeners.iter().position(|known| *known == address) else {
             return Err(TargetError::NoListener { addr: address, nqn: nqn.to_owned() }.into());
         };
         record.listeners.remove(at);
+        record.access.retain(|known| known.address != address);
         self.keep(record).await?;
         let (target, nqn) = (self.target.clone(), nqn.to_owned());
         Ok(Leaving::begin(async move { target.remove_listener(&nqn, address).await }).await)

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use super::devices::{Devices, OpenDevice, Opening, Origin};
+use super::discovery::DiscoveryRecord;
 use super::error::RpcError;
 use super::events::Events;
 use super::exports::{ChangeError, Exports};
@@ -64,12 +65,16 @@ fn hint_of(error: &RpcError) -> String {
 pub struct Daemon {
     /// Where exports listen unless told otherwise.
     pub(super) listen: SocketAddr,
+    /// Discovery is announced by multicast DNS.
+    pub(super) advertises: bool,
     pub(super) target: Target,
     pub(super) exports: Exports,
     /// Whether a client of SPDK's has "created" the transport, which it may do once.
     pub(super) transport_created: Cell<bool>,
     /// The limits of the transport as they are recorded, if they ever were set.
     pub(super) transport: RefCell<Option<TransportRecord>>,
+    /// What discovery is told by the operator.
+    pub(super) discovery: RefCell<DiscoveryRecord>,
     pub(super) pools: PoolManager,
     pub(super) events: Arc<Events>,
     /// Held while a pool is created, imported, exported or destroyed.
@@ -106,10 +111,12 @@ impl Daemon {
         let sink = Arc::new(move |event| kept.add(&event));
         let daemon = Daemon {
             listen: config.target.listen,
+            advertises: config.discovery.mdns,
             target: Target::new(reactors.handles().to_vec()),
             exports: Exports::default(),
             transport_created: Cell::new(false),
             transport: RefCell::default(),
+            discovery: RefCell::default(),
             pools: PoolManager::new(reactors.handles().to_vec(), config.memory.page_cache).with_events(sink),
             events,
             pool_changes: Mutex::default(),
@@ -148,6 +155,7 @@ impl Daemon {
         // Of all pools before any: what is deleted must not come back, and the newest limits count.
         for pool in self.pools.list() {
             self.agree_on_transport(&pool).await;
+            self.agree_on_discovery(&pool).await;
             self.read_deletions(&pool).await;
         }
         for pool in self.pools.list() {

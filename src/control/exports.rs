@@ -54,6 +54,20 @@ pub struct NamespaceRecord {
     /// Whether hosts may only read, whatever stands behind it.
     #[serde(default)]
     pub read_only: bool,
+    /// Its ANA group, when it is not its own.
+    #[serde(default)]
+    pub anagrpid: Option<u32>,
+}
+
+/// How an address reaches a subsystem's namespaces, where that is not as usual.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AccessRecord {
+    /// The address it listens on.
+    pub address: SocketAddr,
+    /// The ANA group; all that have no record of their own when missing.
+    pub anagrpid: Option<u32>,
+    /// The state, by name.
+    pub ana_state: String,
 }
 
 /// A subsystem as it is wanted.
@@ -80,6 +94,12 @@ pub struct Record {
     pub hosts: Vec<String>,
     /// Where it listens.
     pub listeners: Vec<SocketAddr>,
+    /// Whether hosts are told how its listeners reach the namespaces.
+    #[serde(default)]
+    pub ana_reporting: bool,
+    /// How they do.
+    #[serde(default)]
+    pub access: Vec<AccessRecord>,
     /// Its namespaces.
     pub namespaces: Vec<NamespaceRecord>,
     /// Counts the changes since it was first recorded: of two pools' records of one subsystem the newer counts.
@@ -110,6 +130,8 @@ impl Record {
             max_cntlid: spec.max_cntlid,
             hosts: Vec::new(),
             listeners: Vec::new(),
+            ana_reporting: spec.ana_reporting,
+            access: Vec::new(),
             namespaces: Vec::new(),
             generation: 0,
             pools: BTreeSet::new(),
@@ -127,7 +149,17 @@ impl Record {
         spec.max_namespaces = self.max_namespaces;
         spec.min_cntlid = self.min_cntlid;
         spec.max_cntlid = self.max_cntlid;
+        spec.ana_reporting = self.ana_reporting;
         spec
+    }
+
+    /// Sets how an address reaches a group, or all of them.
+    pub fn set_access(&mut self, address: SocketAddr, anagrpid: Option<u32>, ana_state: &str) {
+        let is_covered = |known: &AccessRecord| {
+            known.address == address && (anagrpid.is_none() || known.anagrpid == anagrpid)
+        };
+        self.access.retain(|known| !is_covered(known));
+        self.access.push(AccessRecord { address, anagrpid, ana_state: ana_state.to_owned() });
     }
 
     /// What of it belongs into a pool.
@@ -164,6 +196,7 @@ impl NamespaceRecord {
         spec.eui64 = self.eui64.as_deref().and_then(bytes_of_hex);
         spec.block_size = self.block_size;
         spec.read_only = self.read_only;
+        spec.ana_group = self.anagrpid;
         spec
     }
 }
@@ -188,6 +221,8 @@ pub struct Addition {
     pub block_size: Option<u32>,
     /// Whether hosts may only read, whatever stands behind it.
     pub read_only: bool,
+    /// Its ANA group; one of its own when missing.
+    pub anagrpid: Option<u32>,
 }
 
 /// All subsystems but discovery.

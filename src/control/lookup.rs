@@ -160,6 +160,7 @@ impl Daemon {
                 eui64: None,
                 block_size: None,
                 read_only: false,
+                anagrpid: None,
             });
         }
         let by_its_name = bdev_name.contains('/') || Uuid::try_parse(bdev_name).is_ok();
@@ -180,6 +181,7 @@ impl Daemon {
             eui64: None,
             block_size: Some(found.node.block_size),
             read_only: false,
+            anagrpid: None,
         })
     }
 }

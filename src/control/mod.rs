@@ -8,10 +8,12 @@
 //! handler → bytes.
 #![forbid(unsafe_code)]
 
+mod advertise;
 mod changes;
 mod daemon;
 mod deleted;
 mod devices;
+mod discovery;
 pub mod error;
 mod events;
 mod exports;

@@ -8,8 +8,9 @@
 use super::Daemon;
 use super::changes::{KEY_PREFIX, Leaving};
 use super::exports::{NamespaceRecord, Place, Record};
+use crate::nvme::nqn::DISCOVERY;
 use crate::pool::Pool;
-use crate::target::Backend;
+use crate::target::{AnaState, Backend};
 use std::net::SocketAddr;
 use std::time::Duration;
 use uuid::Uuid;
@@ -23,6 +24,7 @@ impl Daemon {
     pub(super) async fn restore_exports(&self, pool_name: &str) -> Vec<String> {
         let Ok(pool) = self.pools.get(pool_name) else { return Vec::new() };
         self.agree_on_transport(&pool).await;
+        self.agree_on_discovery(&pool).await;
         self.read_deletions(&pool).await;
         let mut warnings = Vec::new();
         let stored = pool.config_list(KEY_PREFIX).await.unwrap_or_else(|error| {
@@ -59,7 +61,14 @@ impl Daemon {
                     warnings.push(format!("subsystem {nqn} cannot be brought back: {error}"));
                     return;
                 }
-                Record { namespaces: Vec::new(), hosts: Vec::new(), listeners: Vec::new(), ..stored.clone() }
+                let stored = stored.clone();
+                Record {
+                    namespaces: Vec::new(),
+                    hosts: Vec::new(),
+                    listeners: Vec::new(),
+                    access: Vec::new(),
+                    ..stored
+                }
             }
         };
         record.homes.insert(home.name().to_owned());
@@ -120,6 +129,19 @@ impl Daemon {
             record.allow_any_host = stored.allow_any_host;
             record.generation = stored.generation;
         }
+        if stored.ana_reporting && record.access != stored.access {
+            // Those of which nothing is said any more are as usual.
+            let usual = record.access.iter().map(|known| (known.address, None, AnaState::Optimized));
+            let wanted = stored.access.iter().filter_map(|wanted| {
+                Some((wanted.address, wanted.anagrpid, AnaState::from_name(&wanted.ana_state)?))
+            });
+            for (address, group, state) in usual.chain(wanted) {
+                if let Err(error) = self.target.prepare_ana_state(nqn, address, group, state) {
+                    warnings.push(format!("{nqn} at {address} cannot be {}: {error}", state.name()));
+                }
+            }
+            record.access.clone_from(&stored.access);
+        }
         let new = stored.listeners.iter().filter(|address| !record.listeners.contains(address));
         record.listeners.extend(new.copied().collect::<Vec<SocketAddr>>());
     }
@@ -144,6 +166,7 @@ impl Daemon {
             let missing = record.listeners.iter().filter(|address| !open.contains(address));
             closed.extend(missing.map(|address| (record.nqn.clone(), *address)));
         }
+        closed.extend(self.closed_discovery_listeners());
         closed
     }
 
@@ -206,7 +229,9 @@ impl Daemon {
                     continue;
                 }
                 tracing::info!(nqn, %address, "a recorded listener is open at last");
-                if self.record(&nqn).is_ok_and(|record| !record.listeners.contains(&address)) {
+                if self.record(&nqn).is_ok_and(|record| !record.listeners.contains(&address))
+                    || (nqn == DISCOVERY && !self.discovery_listeners().contains(&address))
+                {
                     drop(self.target.remove_listener(&nqn, address).await);
                 }
             }

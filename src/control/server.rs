@@ -98,7 +98,12 @@ impl ControlSocket {
 
     /// Serves until the future is dropped. Must run inside a `LocalSet`.
     pub async fn serve(&self, daemon: Rc<Daemon>) {
-        tokio::join!(self.accept(&daemon), daemon.keep_listening(), daemon.look_after_transfers());
+        tokio::join!(
+            self.accept(&daemon),
+            daemon.keep_listening(),
+            daemon.keep_advertising(),
+            daemon.look_after_transfers()
+        );
     }
 
     async fn accept(&self, daemon: &Rc<Daemon>) {

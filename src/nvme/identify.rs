@@ -36,6 +36,9 @@ pub mod cns {
     pub const ALLOCATED_NAMESPACE: u8 = 0x11;
     pub const ATTACHED_CONTROLLERS: u8 = 0x12;
     pub const CONTROLLERS: u8 = 0x13;
+    /// The same as 07h and 05h, of allocated namespaces.
+    pub const CSI_ALLOCATED_NAMESPACES: u8 = 0x1A;
+    pub const CSI_ALLOCATED_NAMESPACE: u8 = 0x1B;
     pub const COMMAND_SETS: u8 = 0x1C;
 }
 
@@ -375,6 +378,8 @@ bit_fields! {
         /// Extended data: LPO and 32-bit lengths in Get Log Page.
         extended_data, with_extended_data: 2;
         telemetry, with_telemetry: 3;
+        /// Persistent Event log.
+        persistent_events, with_persistent_events: 4;
     }
     fields {}
 }

@@ -21,6 +21,7 @@ pub mod features;
 pub mod identify;
 pub mod log;
 pub mod nqn;
+pub mod persistent;
 pub mod status;
 pub mod tcp;
 

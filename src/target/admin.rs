@@ -15,6 +15,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::ana::{self, Path};
 use super::command_ids::CommandIds;
 use super::connection::Connection;
 use super::controller::Controller;
@@ -26,6 +27,7 @@ use super::inbox::{CloseReason, Inbox, Message};
 use super::io::Inline;
 use super::job::{Done, Job, NamespaceRef, Work};
 use super::log_page::{self, ErrorLog};
+use super::persistent_events::Context;
 use super::registers::{Registers, Transition};
 use super::service::Shared;
 use super::spec::TransportOptions;
@@ -37,6 +39,7 @@ use crate::nvme::fabrics::{PropertyCommand, fctype};
 use crate::nvme::features::AsyncEvent;
 use crate::nvme::identify::IDENTIFY_LEN;
 use crate::nvme::log::lid;
+use crate::nvme::persistent::action;
 use crate::nvme::status::Status;
 use crate::nvme::tcp::Fes;
 
@@ -58,9 +61,14 @@ pub struct AdminQueue {
     event_requests: Vec<u16>,
     /// An event was sent and its log page not read yet.
     namespace_event_held: bool,
+    access_event_held: bool,
     discovery_event_held: bool,
     /// The discovery log as the host last saw it, or would have.
     discovery: DiscoveryView,
+    /// Log page 0Ch as the host has begun to read it, groups alone or with their namespaces.
+    access_log: Option<(bool, Vec<u8>)>,
+    /// Log page 0Dh likewise.
+    persistent_log: Context,
     /// Commands whose data is under way, by their token.
     awaiting_data: BTreeMap<u32, Sqe>,
     /// Abort commands that wait for another queue.
@@ -115,6 +123,9 @@ impl AdminQueue {
             ids: CommandIds::default(),
             event_requests: Vec::new(),
             namespace_event_held: false,
+            access_event_held: false,
+            access_log: None,
+            persistent_log: Context::default(),
             discovery_event_held: false,
             discovery,
             awaiting_data: BTreeMap::new(),
@@ -182,7 +193,7 @@ impl AdminQueue {
         }
         match sqe.opcode {
             admin::IDENTIFY => self.identify(sqe),
-            admin::GET_LOG_PAGE => self.get_log_page(sqe),
+            admin::GET_LOG_PAGE => self.get_log_page(sqe, now_ms),
             admin::SET_FEATURES => self.set_features(conn, sqe, inline, now_ms),
             admin::GET_FEATURES => self.get_features(sqe, now_ms),
             admin::ASYNC_EVENT_REQUEST => self.request_event(conn, sqe),
@@ -204,7 +215,7 @@ impl AdminQueue {
             fctype::PROPERTY_SET => {
                 let transition = self.registers.set(&command, now_ms)?;
                 // What the transition ends is answered before the command that asked for it.
-                self.apply(conn, transition);
+                self.apply(conn, transition, now_ms);
                 Ok(Outcome::Done(0))
             }
             fctype::CONNECT => Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr()),
@@ -213,10 +224,13 @@ impl AdminQueue {
         }
     }
 
-    fn apply(&mut self, conn: &mut Connection, transition: Transition) {
+    fn apply(&mut self, conn: &mut Connection, transition: Transition, now_ms: u64) {
         match transition {
             Transition::None => {}
-            Transition::Enable => self.controller.set_enabled(true),
+            Transition::Enable => {
+                self.controller.set_enabled(true);
+                self.controller.subsystem.events.record_reset(self.controller.cntlid, now_ms);
+            }
             Transition::Disable | Transition::Shutdown => {
                 self.controller.set_enabled(false);
                 self.controller.close_io_queues(CloseReason::ControllerDisabled);
@@ -224,6 +238,9 @@ impl AdminQueue {
                     self.end(conn, cid, Status::ABORTED_SQ_DELETION, 0);
                 }
                 self.namespace_event_held = false;
+                self.access_event_held = false;
+                self.access_log = None;
+                self.persistent_log = Context::default();
                 self.discovery_event_held = false;
             }
         }
@@ -237,8 +254,14 @@ impl AdminQueue {
         Ok(Outcome::Data(page.to_vec()))
     }
 
-    fn get_log_page(&mut self, sqe: &Sqe) -> Answer {
+    fn get_log_page(&mut self, sqe: &Sqe, now_ms: u64) -> Answer {
         let command = GetLogPage::parse(sqe);
+        let is_discovery = self.controller.subsystem.is_discovery();
+        if command.lid == lid::PERSISTENT_EVENT && command.lsp & 3 == action::RELEASE && !is_discovery {
+            // Whatever length it names: no data is moved.
+            self.persistent_log.act(command.lsp, &self.controller.subsystem, now_ms)?;
+            return Ok(Outcome::Done(0));
+        }
         let len = command.dwords * 4;
         if len > u64::from(self.options.max_io_size) {
             return Err(INVALID_FIELD);
@@ -257,6 +280,10 @@ impl AdminQueue {
                 self.discovery.page()
             }
             _ if self.controller.subsystem.is_discovery() => log_page::discovery_page(&command)?,
+            lid::ANA if self.controller.subsystem.ana_reporting => self.access_log(&command).to_vec(),
+            lid::PERSISTENT_EVENT => {
+                self.persistent_log.act(command.lsp, &self.controller.subsystem, now_ms)?.to_vec()
+            }
             _ => log_page::page(&command, &self.controller, &self.errors)?,
         };
         let part = log_page::cut(&page, &command, len as usize)?;
@@ -265,7 +292,22 @@ impl AdminQueue {
             self.controller.forget_changes();
             self.namespace_event_held = false;
         }
+        if command.lid == lid::ANA && !command.rae {
+            self.access_event_held = false;
+        }
         Ok(Outcome::Padded(part, len as usize))
+    }
+
+    /// Log page 0Ch. A host that reads on gets the rest of what it has begun to read, as with discovery.
+    fn access_log(&mut self, command: &GetLogPage) -> &[u8] {
+        let groups_only = command.lsp & ana::RETURN_GROUPS_ONLY != 0;
+        let is_begun = self.access_log.as_ref().is_some_and(|(begun, _)| *begun == groups_only);
+        if command.lpo == 0 || !is_begun {
+            let subsystem = &self.controller.subsystem;
+            let (map, max) = (subsystem.namespaces(), subsystem.max_namespaces);
+            self.access_log = Some((groups_only, self.controller.access.log(&map, groups_only, max)));
+        }
+        self.access_log.as_ref().map_or(&[], |(_, page)| page)
     }
 
     fn build_discovery(&self) -> DiscoveryView {
@@ -286,6 +328,7 @@ impl AdminQueue {
 
     fn get_features(&mut self, sqe: &Sqe, now_ms: u64) -> Answer {
         let command = FeaturesCommand::parse(sqe);
+        self.check_path(&command, false)?;
         let mut context = self.features_context(now_ms);
         context.io_queues_max = self.controller.io_queues_max();
         match self.features.get(&command, &context)? {
@@ -295,6 +338,13 @@ impl AdminQueue {
                 Ok(Outcome::Data(data))
             }
         }
+    }
+
+    /// Whether the path to the namespace that a feature is asked of allows it.
+    fn check_path(&self, command: &FeaturesCommand, sets: bool) -> Result<(), Status> {
+        let map = self.controller.subsystem.namespaces();
+        let Some(namespace) = map.get(command.nsid) else { return Ok(()) };
+        ana::check_feature(self.controller.access.of(namespace.ana_group), command.fid, sets)
     }
 
     fn set_features(&mut self, conn: &mut Connection, sqe: &Sqe, inline: Inline<'_>, now_ms: u64) -> Answer {
@@ -335,6 +385,7 @@ impl AdminQueue {
     }
 
     fn set_features_with(&mut self, sqe: &Sqe, data: &[u8], now_ms: u64) -> Answer {
+        self.check_path(&FeaturesCommand::parse(sqe), true)?;
         let context = self.features_context(now_ms);
         let effect = self.features.set(&FeaturesCommand::parse(sqe), data, &context)?;
         let cache_off = self.features.write_cache_is_off();
@@ -361,7 +412,7 @@ impl AdminQueue {
     fn empty_caches(&mut self, cid: u16) -> bool {
         let namespaces = self.controller.subsystem.namespaces();
         let cached = namespaces.iter().filter(|namespace| namespace.backend.has_write_cache());
-        let mut all: Vec<NamespaceRef> = cached.map(|namespace| Rc::new(Arc::clone(namespace))).collect();
+        let mut all: Vec<NamespaceRef> = cached.cloned().map(Path::unconditional).collect();
         let Some(namespace) = all.pop() else { return false };
         self.jobs.push(Job {
             slot: cid.into(),
@@ -395,17 +446,20 @@ impl AdminQueue {
 
     /// Sends what the host wants to hear of and has requests for.
     pub fn send_events(&mut self, conn: &mut Connection) {
-        if self.event_requests.is_empty() {
-            return;
-        }
         let wanted = self.features.events;
-        if wanted.namespace_attribute() && !self.namespace_event_held && self.controller.take_fresh_change() {
+        if self.may_send(wanted.namespace_attribute(), self.namespace_event_held)
+            && self.controller.take_fresh_change()
+        {
             self.namespace_event_held = true;
             self.send_event(conn, AsyncEvent::NAMESPACE_CHANGED);
         }
+        if self.may_send(wanted.ana_change(), self.access_event_held) && self.controller.take_access_change()
+        {
+            self.access_event_held = true;
+            self.send_event(conn, AsyncEvent::ANA_CHANGE);
+        }
         if self.controller.subsystem.is_discovery()
-            && wanted.discovery_log_change()
-            && !self.discovery_event_held
+            && self.may_send(wanted.discovery_log_change(), self.discovery_event_held)
             && self.shared.discovery_generation() != self.discovery.generation
         {
             // Only a change that this host can see is worth its while.
@@ -417,6 +471,12 @@ impl AdminQueue {
                 self.send_event(conn, AsyncEvent::DISCOVERY_LOG_CHANGE);
             }
         }
+    }
+
+    /// Whether an event that the host may want is to be sent when there is one: what is looked for is taken, so there must
+    /// be a request to answer.
+    fn may_send(&self, is_wanted: bool, is_held: bool) -> bool {
+        is_wanted && !is_held && !self.event_requests.is_empty()
     }
 
     fn send_event(&mut self, conn: &mut Connection, event: AsyncEvent) {

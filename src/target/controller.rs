@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uuid::Uuid;
 
+use super::ana::Access;
 use super::inbox::{CloseReason, Inbox, Message};
 use super::share::Reserve;
 use super::spec::{ControllerView, QueueView};
@@ -52,6 +53,8 @@ pub struct Controller {
     pub host: HostIdentity,
     /// The listener that all its connections came in by.
     pub listener: SocketAddr,
+    /// How that listener reaches the namespaces.
+    pub access: Arc<Access>,
     admin: QueueSeat,
     /// I/O queues granted; queue ids run from 1 to this.
     io_queues_max: AtomicU16,
@@ -102,6 +105,11 @@ struct Changes {
     overflow: bool,
     /// Something was added since the host was last told.
     fresh: bool,
+    /// Counts additions, and how many of them the host has read last.
+    added: u64,
+    read: u64,
+    /// How namespaces are reached has changed since the host was last told.
+    access: bool,
 }
 
 /// Why an I/O queue cannot join.
@@ -122,6 +130,7 @@ impl Controller {
         subsystem: Arc<Subsystem>,
         host: HostIdentity,
         listener: SocketAddr,
+        access: Arc<Access>,
         admin: QueueSeat,
         io_queues_max: u16,
     ) -> Controller {
@@ -130,6 +139,7 @@ impl Controller {
             subsystem,
             host,
             listener,
+            access,
             admin,
             io_queues_max: AtomicU16::new(io_queues_max),
             keep_alive_ms: AtomicU32::new(0),
@@ -299,11 +309,27 @@ impl Controller {
             }
         }
         changes.fresh = true;
+        changes.added += 1;
         drop(changes);
+        self.nudge_all();
+    }
+
+    /// How namespaces are reached has changed.
+    pub fn access_changed(&self) {
+        self.changes().access = true;
+        self.nudge_all();
+    }
+
+    fn nudge_all(&self) {
         self.admin.inbox.nudge();
         for queue in self.queues().values() {
             queue.seat.inbox.nudge();
         }
+    }
+
+    /// Whether that was so since this was last asked.
+    pub fn take_access_change(&self) -> bool {
+        std::mem::take(&mut self.changes().access)
     }
 
     /// Whether namespaces changed since this was last asked.
@@ -313,13 +339,19 @@ impl Controller {
 
     /// The namespaces that changed, in rising order, `None` when there were too many to list.
     pub fn changed_namespaces(&self) -> Option<Vec<u32>> {
-        let changes = self.changes();
+        let mut changes = self.changes();
+        changes.read = changes.added;
         (!changes.overflow).then(|| changes.namespaces.iter().copied().collect())
     }
 
-    /// The host has read all of it: nothing is left to tell it about.
+    /// The host has read all of it: nothing is left to tell it about, unless something was added meanwhile.
     pub fn forget_changes(&self) {
-        *self.changes() = Changes::default();
+        let mut changes = self.changes();
+        if changes.read == changes.added {
+            changes.namespaces.clear();
+            changes.overflow = false;
+            changes.fresh = false;
+        }
     }
 
     pub fn view(&self) -> ControllerView {

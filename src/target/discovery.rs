@@ -1,21 +1,32 @@
 //! The discovery log: which subsystems a host may use, and where it reaches them.
 //!
 //! A host sees the subsystems whose allow list has it, once for each address they listen on. A wildcard listener is shown
-//! with the address by which this very host came here, for that one is known to work for it. The discovery subsystem does
-//! not list itself, so that hosts which follow entries do not come back for ever.
+//! with the address by which this very host came here, for that one is known to work for it.
+//!
+//! Discovery is found at every listener, but its log only names the addresses that were given to it. Those entries say
+//! that they lead to the same log, so that hosts which follow entries do not come back for ever, and that a host may stay.
+//! Referrals name other places to ask.
 #![forbid(unsafe_code)]
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::service::Shared;
+use super::spec::Referral;
 use crate::nvme::fabrics::CNTLID_DYNAMIC;
-use crate::nvme::log::{DiscoveryLogEntry, DiscoveryLogHeader, Treq, adrfam, subtype, trtype};
+use crate::nvme::log::{DiscoveryLogEntry, DiscoveryLogHeader, EntryFlags, Treq, adrfam, subtype, trtype};
 use crate::nvme::nqn::Nqn;
 
 /// TREQ: no secure channel needed, and SQ flow control may be switched off.
 const REQUIREMENTS: Treq = Treq(0).with_secure_channel(2).with_sq_flow_control_disable(true);
+
+/// TREQ bits 1:0: only by a secure channel.
+const SECURE_CHANNEL_REQUIRED: u8 = 1;
+/// EFLAGS of the discovery subsystem's own entries: the log there is this one, and hosts may keep their connection
+/// (Keep Alive and Asynchronous Event Request are served).
+const SAME_LOG: EntryFlags = EntryFlags(0).with_duplicate_information(true).with_persistent_discovery(true);
 
 /// The log as one host sees it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,16 +42,24 @@ impl DiscoveryView {
         let generation = shared.discovery_generation();
         let queue_depth = shared.options().max_queue_depth;
         let mut entries = Vec::new();
-        for (port, subsystem, addr) in shared
-            .subsystems()
+        let mut subsystems = vec![Arc::clone(&shared.discovery)];
+        subsystems.extend(shared.subsystems().into_iter().filter(|subsystem| subsystem.allows(host)));
+        for (port, subsystem, addr) in subsystems
             .iter()
-            .filter(|subsystem| subsystem.allows(host))
             .flat_map(|subsystem| subsystem.listeners().into_iter().map(move |addr| (subsystem, addr)))
             .filter_map(|(subsystem, addr)| Some((subsystem, reachable(addr, local)?)))
             .enumerate()
             .map(|(port, (subsystem, addr))| (port as u16, subsystem, addr))
         {
-            entries.extend_from_slice(entry(port, &subsystem.nqn, addr, queue_depth).as_bytes());
+            let mut entry = entry(port, &subsystem.nqn, addr, queue_depth);
+            if subsystem.is_discovery() {
+                entry.subtype = subtype::CURRENT_DISCOVERY;
+                entry.eflags = SAME_LOG.0.into();
+            }
+            entries.extend_from_slice(entry.as_bytes());
+        }
+        for referral in shared.referrals() {
+            entries.extend_from_slice(refer(&referral, queue_depth).as_bytes());
         }
         DiscoveryView { generation, entries }
     }
@@ -70,6 +89,18 @@ fn reachable(listener: SocketAddr, local: SocketAddr) -> Option<SocketAddr> {
         return None;
     }
     Some(SocketAddr::new(ip, listener.port()))
+}
+
+fn refer(referral: &Referral, queue_depth: u16) -> DiscoveryLogEntry {
+    let nqn = Nqn::new(&referral.nqn).unwrap_or_else(|_| Nqn::discovery());
+    let mut entry = entry(0, &nqn, referral.addr, queue_depth);
+    if nqn.is_discovery() {
+        entry.subtype = subtype::REFERRAL;
+    }
+    if referral.secure_channel {
+        entry.treq = Treq(entry.treq).with_secure_channel(SECURE_CHANNEL_REQUIRED).0;
+    }
+    entry
 }
 
 fn entry(port: u16, nqn: &Nqn, addr: SocketAddr, queue_depth: u16) -> DiscoveryLogEntry {

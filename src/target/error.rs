@@ -36,6 +36,10 @@ pub enum TargetError {
     NamespaceIdInUse { nsid: u32, nqn: String },
     #[error("all {max} namespace ids of subsystem {nqn} are in use")]
     NamespacesFull { max: u32, nqn: String },
+    #[error("ANA group {group} does not lie between 1 and the subsystem's max_namespaces, {max}")]
+    AnaGroup { group: u32, max: u32 },
+    #[error("subsystem {nqn} does not report asymmetric namespace access; create it with ana_reporting")]
+    AnaNotReported { nqn: String },
     #[error("there is no namespace {nsid} in subsystem {nqn}")]
     NoNamespace { nsid: u32, nqn: String },
     #[error("{what} {value} is already that of namespace {nsid}")]
@@ -97,6 +101,8 @@ impl TargetError {
                 "nsid"
             }
             DuplicateIdentity { what, .. } => what,
+            AnaGroup { .. } => "anagrpid",
+            AnaNotReported { .. } => "ana_state",
             BlockSize { .. } => "block_size",
             Size { .. } => "bdev_name",
             Listen { .. } | NoListener { .. } | ListenerExists { .. } => "listen_address",

@@ -117,8 +117,9 @@ pub fn connect_admin(
 ) -> Result<Arc<Controller>, Refusal> {
     let absent = || absent(shared, &request.subsystem);
     let subsystem = shared.subsystem(&request.subsystem).ok_or_else(absent)?;
-    let make =
-        |cntlid, subsystem, host| Controller::new(cntlid, subsystem, host, listener, seat, io_queues_max);
+    let make = |cntlid, subsystem, host, access| {
+        Controller::new(cntlid, subsystem, host, listener, access, seat, io_queues_max)
+    };
     subsystem.admit(request.host.clone(), listener, make).map_err(|error| match error {
         AdmitError::HostNotAllowed => Refusal::status(Status::CONNECT_INVALID_HOST.with_dnr()),
         AdmitError::WrongListener => Refusal::for_now(ConnectRefusal::SUBNQN),

@@ -8,16 +8,18 @@ use std::sync::atomic::Ordering;
 
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
+use super::ana::{AnaState, TRANSITION_TIME_S};
 use super::controller::Controller;
 use super::io::{COPY_BYTES_MAX, COPY_RANGES_MAX};
 use super::namespace::{Namespace, NamespaceMap};
+use super::persistent_events::SIZE_MAX_64KIB;
 use super::spec::TransportOptions;
 use crate::nvme::base::NSID_ALL;
 use crate::nvme::command::Identify;
 use crate::nvme::fabrics::Version;
 use crate::nvme::features::AsyncEventConfiguration;
 use crate::nvme::identify::{
-    self, Cmic, CommandSetList, ControllerList, Ctratt, Dlfeat, IDENTIFY_LEN, IdentifyController,
+    self, Anacap, Cmic, CommandSetList, ControllerList, Ctratt, Dlfeat, IDENTIFY_LEN, IdentifyController,
     IdentifyNamespace, IndependentNamespace, Lpa, NamespaceList, Nsfeat, NvmController, NvmNamespace, Oncs,
     Sgls, Vwc, cns, csi, nidt,
 };
@@ -54,14 +56,14 @@ pub fn identify(
     let active = || active(command.nsid, controller, &namespaces);
     match command.cns {
         cns::NAMESPACE | cns::ALLOCATED_NAMESPACE => {
-            Ok(active()?.map_or_else(zeros, |ns| page(&describe(ns))))
+            Ok(active()?.map_or_else(zeros, |ns| page(&describe_reached(ns, controller))))
         }
         cns::CONTROLLER => Ok(page(&describe_controller(controller, options, &namespaces))),
         cns::ACTIVE_NAMESPACES | cns::ALLOCATED_NAMESPACES => list_namespaces(command.nsid, &namespaces),
         cns::NAMESPACE_DESCRIPTORS => {
             Ok(describe_identities(active()?.ok_or(Status::INVALID_NAMESPACE.with_dnr())?))
         }
-        cns::CSI_NAMESPACE => {
+        cns::CSI_NAMESPACE | cns::CSI_ALLOCATED_NAMESPACE => {
             of_nvm()?;
             active()?;
             // No protection information, no storage tags: all of it is zero for any namespace.
@@ -72,11 +74,13 @@ pub fn identify(
             // Zeroes: Verify, Write Zeroes and Dataset Management are limited by nothing but what the commands can say.
             Ok(page(&NvmController::new_zeroed()))
         }
-        cns::CSI_ACTIVE_NAMESPACES => {
+        cns::CSI_ACTIVE_NAMESPACES | cns::CSI_ALLOCATED_NAMESPACES => {
             of_nvm()?;
             list_namespaces(command.nsid, &namespaces)
         }
-        cns::INDEPENDENT_NAMESPACE => Ok(active()?.map_or_else(zeros, |ns| page(&describe_independent(ns)))),
+        cns::INDEPENDENT_NAMESPACE => {
+            Ok(active()?.map_or_else(zeros, |ns| page(&describe_independent(ns, controller))))
+        }
         cns::ATTACHED_CONTROLLERS => {
             active()?.ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
             Ok(list_controllers(command.cntid, controller))
@@ -151,12 +155,28 @@ fn describe_controller(
 ) -> IdentifyController {
     let mut id = describe_common(controller, options);
     id.cntrltype = TYPE_IO;
-    id.cmic = Cmic(0).with_multi_port(true).with_multi_controller(true).0;
-    id.oaes = AsyncEventConfiguration(0).with_namespace_attribute(true).0.into();
+    let has_ana = controller.subsystem.ana_reporting;
+    id.cmic = Cmic(0).with_multi_port(true).with_multi_controller(true).with_ana(has_ana).0;
+    id.oaes = AsyncEventConfiguration(0).with_namespace_attribute(true).with_ana_change(has_ana).0.into();
+    if has_ana {
+        id.anatt = TRANSITION_TIME_S;
+        id.anacap = Anacap(0)
+            .with_optimized(true)
+            .with_non_optimized(true)
+            .with_inaccessible(true)
+            .with_persistent_loss(true)
+            .with_change(true)
+            .with_group_is_stable(true)
+            .0;
+        // As many as there may be namespaces: each may have a group of its own.
+        id.anagrpmax = controller.subsystem.max_namespaces.into();
+        id.nanagrpid = controller.subsystem.max_namespaces.into();
+    }
     id.acl = (ABORT_LIMIT - 1) as u8;
     // One firmware slot, read only.
     id.frmw = 1 << 1 | 1;
-    id.lpa = Lpa(id.lpa).with_command_effects(true).0;
+    id.lpa = Lpa(id.lpa).with_command_effects(true).with_persistent_events(true).0;
+    id.pels = SIZE_MAX_64KIB.into();
     id.elpe = (ERROR_LOG_ENTRIES - 1) as u8;
     id.sqes = 0x66;
     id.cqes = 0x44;
@@ -183,6 +203,20 @@ fn describe_controller(
     id.vwc = Vwc(0).with_present(controller.cache_reported.load(Ordering::Relaxed)).with_flush_all(3).0;
     // Disconnect of a single I/O queue.
     id.ofcs = 1.into();
+    id
+}
+
+/// As [`describe`], with what depends on how the controller reaches the namespace.
+fn describe_reached(namespace: &Namespace, controller: &Controller) -> IdentifyNamespace {
+    let mut id = describe(namespace);
+    if controller.subsystem.ana_reporting {
+        id.anagrpid = namespace.ana_group.into();
+        // How much is in use is not known by a path that does not reach it (Base 2.0, 8.20.3.3 and 8.20.3.4).
+        let state = controller.access.of(namespace.ana_group);
+        if matches!(state, AnaState::Inaccessible | AnaState::PersistentLoss) {
+            id.nuse = 0.into();
+        }
+    }
     id
 }
 
@@ -228,8 +262,11 @@ pub(super) fn describe(namespace: &Namespace) -> IdentifyNamespace {
     id
 }
 
-fn describe_independent(namespace: &Namespace) -> IndependentNamespace {
+fn describe_independent(namespace: &Namespace, controller: &Controller) -> IndependentNamespace {
     let mut id = IndependentNamespace::new_zeroed();
+    if controller.subsystem.ana_reporting {
+        id.anagrpid = namespace.ana_group.into();
+    }
     id.nsfeat = if namespace.backend.has_write_cache() { 0 } else { NO_WRITE_CACHE };
     id.nmic = 1;
     id.nsattr = u8::from(namespace.read_only);

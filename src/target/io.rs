@@ -168,7 +168,8 @@ impl IoQueue {
         }
     }
 
-    /// Takes over the subsystem's namespaces if they have changed. Commands that wait for one that is gone end here.
+    /// Takes over the subsystem's namespaces, and how they are reached, if that has changed. Commands that wait for one
+    /// that is gone, or not reached any more, end here.
     pub fn refresh_namespaces(&mut self, conn: &mut Connection) {
         let subsystem = &self.controller.subsystem;
         let generation = subsystem.generation();
@@ -178,9 +179,7 @@ impl IoQueue {
         // Read before the map: a map that is newer than its generation is looked at once more.
         self.generation = generation;
         let map = subsystem.namespaces();
-        self.namespaces = (1..=map.highest_nsid())
-            .map(|nsid| map.get(nsid).map(|namespace| Rc::new(Arc::clone(namespace))))
-            .collect();
+        self.namespaces = self.controller.access.reach(&map);
         for slot in 0..self.slots.len() as u32 {
             let (Slot::Waiting { namespace, .. }
             | Slot::Data { namespace, .. }
@@ -188,8 +187,9 @@ impl IoQueue {
             else {
                 continue;
             };
-            if !map.get(namespace.nsid).is_some_and(|now| Arc::ptr_eq(now, namespace)) {
-                self.give_up(conn, slot, Status::INVALID_NAMESPACE.with_dnr(), None);
+            let now = self.namespaces.get(namespace.nsid as usize - 1).and_then(Option::as_deref);
+            if let Some(status) = namespace.verdict(now) {
+                self.give_up(conn, slot, status, None);
             }
         }
     }

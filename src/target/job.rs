@@ -10,9 +10,8 @@ mod inspect;
 
 use std::cell::Cell;
 use std::rc::Rc;
-use std::sync::Arc;
 
-use super::namespace::Namespace;
+use super::ana::Path;
 use crate::device::IoError;
 use crate::memory::{DmaBuf, DmaSlice};
 use crate::nvme::status::Status;
@@ -22,7 +21,7 @@ use crate::reactor;
 const STOP_BYTES: u64 = 64 << 20;
 
 /// A namespace as one queue holds it: cloned for each command without touching what other cores see.
-pub type NamespaceRef = Rc<Arc<Namespace>>;
+pub type NamespaceRef = Rc<Path>;
 
 pub struct Job {
     /// The command's slot in its queue.

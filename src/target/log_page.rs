@@ -18,6 +18,16 @@ use crate::nvme::status::Status;
 /// Log Page Supported: bit 0 of an entry of page 00h; bit 1 = an index offset is supported.
 const SUPPORTED: u32 = 1;
 const SUPPORTED_PAGES_LEN: usize = 1024;
+/// The pages of every I/O controller.
+const PAGES: &[u8] = &[
+    lid::SUPPORTED_LOG_PAGES,
+    lid::ERROR,
+    lid::SMART,
+    lid::FIRMWARE_SLOT,
+    lid::CHANGED_NAMESPACES,
+    lid::COMMAND_EFFECTS,
+    lid::PERSISTENT_EVENT,
+];
 /// Admin commands that change nothing a host could see elsewhere.
 const PLAIN: CommandEffects = CommandEffects(0).with_csupp(true);
 
@@ -58,14 +68,10 @@ impl ErrorLog {
 /// A page of an I/O controller.
 pub fn page(command: &GetLogPage, controller: &Controller, errors: &ErrorLog) -> Result<Vec<u8>, Status> {
     Ok(match command.lid {
-        lid::SUPPORTED_LOG_PAGES => supported_pages(&[
-            lid::SUPPORTED_LOG_PAGES,
-            lid::ERROR,
-            lid::SMART,
-            lid::FIRMWARE_SLOT,
-            lid::CHANGED_NAMESPACES,
-            lid::COMMAND_EFFECTS,
-        ]),
+        lid::SUPPORTED_LOG_PAGES if controller.subsystem.ana_reporting => {
+            supported_pages(&[PAGES, &[lid::ANA]].concat())
+        }
+        lid::SUPPORTED_LOG_PAGES => supported_pages(PAGES),
         lid::ERROR => errors.page(),
         // Health is the controller's: there is none per namespace (LPA bit 0).
         lid::SMART if !matches!(command.nsid, 0 | NSID_ALL) => return Err(Status::INVALID_FIELD.with_dnr()),

@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod ana;
 mod command_ids;
 mod complaints;
 mod connection;
@@ -37,6 +38,7 @@ mod job;
 mod listener;
 mod log_page;
 mod namespace;
+mod persistent_events;
 mod progress;
 mod queue;
 mod registers;
@@ -48,6 +50,7 @@ mod subsystem;
 mod transfer;
 mod transmit;
 
+pub use ana::AnaState;
 pub use error::TargetError;
 pub use namespace::Backend;
 pub use service::Target;

@@ -222,6 +222,8 @@ pub struct Namespace {
     /// Bytes of a logical block as a power of two: 9 or 12.
     pub block_shift: u32,
     pub read_only: bool,
+    /// ANAGRPID: it has the access state of this group.
+    pub ana_group: u32,
     /// Size in logical blocks; changes when the backend is resized.
     blocks: AtomicU64,
     flushes: Flushes,
@@ -245,6 +247,8 @@ impl Namespace {
             eui64: spec.eui64,
             block_shift: spec.block_size.trailing_zeros(),
             read_only: spec.read_only || spec.backend.is_read_only(),
+            // A group of its own, unless asked for otherwise.
+            ana_group: spec.ana_group.unwrap_or(nsid),
             blocks: AtomicU64::new(blocks),
             flushes: Flushes::default(),
             backend: spec.backend,
@@ -335,6 +339,7 @@ impl Namespace {
             block_size: self.block_size(),
             blocks: self.blocks(),
             read_only: self.read_only,
+            ana_group: self.ana_group,
             flushes: self.flushes.done(),
         }
     }

@@ -14,13 +14,17 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
+use super::ana::AnaState;
 use super::complaints::Complaints;
 use super::controller::Controller;
 use super::error::TargetError;
 use super::inbox::CloseReason;
 use super::listener::Listener;
 use super::share::Shares;
-use super::spec::{ControllerView, NamespaceSpec, QueueView, SubsystemSpec, SubsystemView, TransportOptions};
+use super::spec::{
+    ControllerView, ListenerView, NamespaceSpec, QueueView, Referral, SubsystemSpec, SubsystemView,
+    TransportOptions,
+};
 use super::subsystem::Subsystem;
 use crate::nvme::nqn::Nqn;
 use crate::reactor::{self, ReactorHandle};
@@ -55,6 +59,8 @@ struct Registry {
     listeners: BTreeMap<SocketAddr, Arc<Listener>>,
     /// Addresses that are open only to send hosts away, and until when.
     farewells: BTreeMap<SocketAddr, Instant>,
+    /// Other discovery services that hosts are told of, as they were added.
+    referrals: Vec<Referral>,
     /// Subsystems that are away and will be back: hosts may go on asking for them.
     away: BTreeSet<Nqn>,
 }
@@ -104,6 +110,10 @@ impl Shared {
         self.registry().subsystems.values().cloned().collect()
     }
 
+    pub fn referrals(&self) -> Vec<Referral> {
+        self.registry().referrals.clone()
+    }
+
     /// GENCTR of the discovery log: moves with everything that can change an entry.
     pub fn discovery_generation(&self) -> u64 {
         self.discovery_generation.load(Ordering::Acquire)
@@ -149,6 +159,7 @@ impl Target {
                     subsystems: BTreeMap::new(),
                     listeners: BTreeMap::new(),
                     farewells: BTreeMap::new(),
+                    referrals: Vec::new(),
                     away: BTreeSet::new(),
                 }),
                 shares: Arc::default(),
@@ -298,13 +309,22 @@ impl Target {
 
     /// Returns the NSID.
     pub fn add_namespace(&self, nqn: &str, spec: NamespaceSpec) -> Result<u32, TargetError> {
-        self.find_nvme(nqn)?.add_namespace(spec)
+        let subsystem = self.find_nvme(nqn)?;
+        let nsid = subsystem.add_namespace(spec)?;
+        let namespace = subsystem.namespaces().get(nsid).cloned();
+        subsystem.events.record_namespace(nsid, namespace.as_deref(), self.shared.now_ms(Instant::now()));
+        Ok(nsid)
     }
 
     /// Removes a namespace under whatever runs on it: commands that have started are completed, later ones find no
     /// namespace. Returns when nothing of the target uses its backend any more.
     pub async fn remove_namespace(&self, nqn: &str, nsid: u32) -> Result<(), TargetError> {
-        let removed = self.find_nvme(nqn)?.remove_namespace(nsid)?;
+        let subsystem = self.find_nvme(nqn)?;
+        let was_there = subsystem.namespaces().get(nsid).is_some();
+        let removed = subsystem.remove_namespace(nsid)?;
+        if was_there {
+            subsystem.events.record_namespace(nsid, None, self.shared.now_ms(Instant::now()));
+        }
         match self.released(|| removed.strong_count() == 0).await {
             true => Ok(()),
             false => Err(TargetError::StillInUse { what: format!("namespace {nsid} of {nqn}") }),
@@ -387,7 +407,7 @@ impl Target {
                 _ => Ok(()),
             });
         if outcome.is_err() {
-            subsystem.remove_listener(addr);
+            subsystem.withdraw_listener(addr);
         }
         self.shared.discovery_changed();
         outcome
@@ -403,6 +423,84 @@ impl Target {
         self.close_unused_listener(addr).await;
         self.disconnect(cut).await;
         Ok(())
+    }
+
+    /// Says how an address will reach a subsystem's namespaces once it is listened on: one ANA group, or all.
+    pub fn prepare_ana_state(
+        &self,
+        nqn: &str,
+        addr: SocketAddr,
+        group: Option<u32>,
+        state: AnaState,
+    ) -> Result<(), TargetError> {
+        self.find_nvme(nqn)?.prepare_access(addr, group, state)
+    }
+
+    /// Whether a subsystem reports how it is reached, and has such an ANA group.
+    pub fn check_ana_group(&self, nqn: &str, group: Option<u32>) -> Result<(), TargetError> {
+        self.find_nvme(nqn)?.check_group(group)
+    }
+
+    /// Changes how a listener reaches one ANA group, or all of them. Returns when every command has ended that must not run
+    /// any more: from then on nothing that came in by this listener changes the group's namespaces.
+    pub async fn set_ana_state(
+        &self,
+        nqn: &str,
+        addr: SocketAddr,
+        group: Option<u32>,
+        state: AnaState,
+    ) -> Result<(), TargetError> {
+        let withdrawn = self.find_nvme(nqn)?.set_access(addr, group, state)?;
+        match self.released(|| withdrawn.iter().all(|permit| permit.strong_count() == 0)).await {
+            true => Ok(()),
+            false => Err(TargetError::StillInUse { what: format!("that way to {nqn}") }),
+        }
+    }
+
+    /// The addresses that accept connections for subsystems now; discovery answers at each of them.
+    pub fn open_addresses(&self) -> Vec<SocketAddr> {
+        let registry = self.shared.registry();
+        let farewells = &registry.farewells;
+        registry.listeners.keys().filter(|addr| !farewells.contains_key(addr)).copied().collect()
+    }
+
+    /// The listeners of a subsystem and how they reach its namespaces.
+    pub fn listeners(&self, nqn: &str) -> Result<Vec<ListenerView>, TargetError> {
+        Ok(self.find(nqn)?.listener_views())
+    }
+
+    // ---- referrals -------------------------------------------------------------------------------------------------
+
+    /// Tells hosts that ask for subsystems of another place to ask. One that is known already is replaced.
+    pub fn add_referral(&self, referral: Referral) -> Result<(), TargetError> {
+        parse(&referral.nqn)?;
+        let mut registry = self.shared.registry();
+        if registry.referrals.contains(&referral) {
+            return Ok(());
+        }
+        registry.referrals.retain(|known| (known.addr, &known.nqn) != (referral.addr, &referral.nqn));
+        registry.referrals.push(referral);
+        drop(registry);
+        self.shared.discovery_changed();
+        Ok(())
+    }
+
+    /// False if there is no such referral.
+    pub fn remove_referral(&self, addr: SocketAddr, nqn: &str) -> bool {
+        let mut registry = self.shared.registry();
+        let before = registry.referrals.len();
+        registry.referrals.retain(|known| (known.addr, known.nqn.as_str()) != (addr, nqn));
+        let is_removed = registry.referrals.len() < before;
+        drop(registry);
+        if is_removed {
+            self.shared.discovery_changed();
+        }
+        is_removed
+    }
+
+    /// As they were added.
+    pub fn referrals(&self) -> Vec<Referral> {
+        self.shared.referrals()
     }
 
     /// Stops listening and disconnects every host. The target can be used again afterwards.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use super::ana::AnaState;
 use super::error::TargetError;
 use super::namespace::Backend;
 
@@ -34,6 +35,8 @@ pub struct SubsystemSpec {
     /// The controller ids that Connect hands out, both ends included.
     pub min_cntlid: u16,
     pub max_cntlid: u16,
+    /// Whether hosts are told how each listener reaches the namespaces (asymmetric namespace access).
+    pub ana_reporting: bool,
 }
 
 impl SubsystemSpec {
@@ -46,6 +49,7 @@ impl SubsystemSpec {
             max_namespaces: MAX_NAMESPACES_DEFAULT,
             min_cntlid: 1,
             max_cntlid: crate::nvme::fabrics::CNTLID_MAX,
+            ana_reporting: false,
         }
     }
 }
@@ -68,6 +72,8 @@ pub struct NamespaceSpec {
     pub block_size: u32,
     /// Refuse writes although the backend would take them. A read-only backend is always read-only.
     pub read_only: bool,
+    /// The ANA group, 1 to the subsystem's `max_namespaces`; one of its own, which is that of its NSID, by default.
+    pub ana_group: Option<u32>,
 }
 
 impl NamespaceSpec {
@@ -81,6 +87,7 @@ impl NamespaceSpec {
             eui64: None,
             block_size: backend.native_block_size(),
             read_only: false,
+            ana_group: None,
             backend,
         }
     }
@@ -188,9 +195,28 @@ pub struct SubsystemView {
     pub max_namespaces: u32,
     pub min_cntlid: u16,
     pub max_cntlid: u16,
+    pub ana_reporting: bool,
     pub listeners: Vec<SocketAddr>,
     /// By NSID.
     pub namespaces: Vec<NamespaceView>,
+}
+
+/// Where else hosts may ask for subsystems.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Referral {
+    pub addr: SocketAddr,
+    /// What is there: a discovery service, when it is the well-known NQN.
+    pub nqn: String,
+    /// Whether it is only reached by a secure channel.
+    pub secure_channel: bool,
+}
+
+/// How one listener reaches a subsystem's namespaces.
+#[derive(Debug, Clone)]
+pub struct ListenerView {
+    pub addr: SocketAddr,
+    /// The state of each ANA group from 1 on; empty where that is not reported.
+    pub ana_states: Vec<AnaState>,
 }
 
 /// A namespace as it is now.
@@ -205,6 +231,8 @@ pub struct NamespaceView {
     /// Size in logical blocks.
     pub blocks: u64,
     pub read_only: bool,
+    /// Its ANA group.
+    pub ana_group: u32,
     /// Flushes that its backend has done for its hosts; hosts that ask at the same time share one.
     pub flushes: u64,
 }

@@ -11,10 +11,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use uuid::Uuid;
 
+use super::ana::{Access, AnaState, Permit};
 use super::controller::{Controller, HostIdentity};
 use super::error::TargetError;
 use super::namespace::{Namespace, NamespaceMap};
-use super::spec::{MAX_NAMESPACES_LIMIT, NamespaceSpec, SubsystemKind, SubsystemSpec, SubsystemView};
+use super::persistent_events::PersistentEvents;
+use super::spec::{
+    ListenerView, MAX_NAMESPACES_LIMIT, NamespaceSpec, SubsystemKind, SubsystemSpec, SubsystemView,
+};
 use crate::nvme::fabrics::CNTLID_MAX;
 use crate::nvme::nqn::Nqn;
 
@@ -29,7 +33,11 @@ pub struct Subsystem {
     pub max_namespaces: u32,
     min_cntlid: u16,
     max_cntlid: u16,
-    /// Moves with every change of the namespaces.
+    /// Hosts are told how each listener reaches the namespaces.
+    pub ana_reporting: bool,
+    /// What happened to it.
+    pub events: PersistentEvents,
+    /// Moves with every change of the namespaces, and of how they are reached.
     generation: AtomicU64,
     /// Set once; no controller is admitted any more.
     deleted: AtomicBool,
@@ -40,6 +48,8 @@ struct State {
     allow_any_host: bool,
     hosts: Vec<Nqn>,
     listeners: Vec<SocketAddr>,
+    /// How each listener reaches the namespaces; also of addresses that are yet to be listened on.
+    access: BTreeMap<SocketAddr, Arc<Access>>,
     namespaces: Arc<NamespaceMap>,
     /// Removed, but used by commands that still run.
     leaving: Vec<(u32, Weak<Namespace>)>,
@@ -98,12 +108,15 @@ impl Subsystem {
             max_namespaces: spec.max_namespaces,
             min_cntlid: spec.min_cntlid,
             max_cntlid: spec.max_cntlid,
+            ana_reporting: spec.ana_reporting,
+            events: PersistentEvents::default(),
             generation: AtomicU64::new(1),
             deleted: AtomicBool::new(false),
             state: Mutex::new(State {
                 allow_any_host: spec.allow_any_host,
                 hosts: Vec::new(),
                 listeners: Vec::new(),
+                access: BTreeMap::new(),
                 namespaces: Arc::default(),
                 leaving: Vec::new(),
                 controllers: BTreeMap::new(),
@@ -145,13 +158,17 @@ impl Subsystem {
         if state.namespaces.get(nsid).is_some() {
             return Err(TargetError::NamespaceIdInUse { nsid, nqn: self.nqn.as_str().into() });
         }
+        if let Some(group) = spec.ana_group.filter(|group| !(1..=max).contains(group)) {
+            return Err(TargetError::AnaGroup { group, max });
+        }
         let namespace = Namespace::new(nsid, spec)?;
+        let group = namespace.ana_group;
         for other in state.namespaces.iter() {
             check_identity(&namespace, other)?;
         }
         let mut map = NamespaceMap::clone(&state.namespaces);
         map.insert(Arc::new(namespace));
-        self.publish(&mut state, map, &[nsid]);
+        self.publish(&mut state, map, nsid, group);
         Ok(nsid)
     }
 
@@ -166,17 +183,25 @@ impl Subsystem {
             let leaving = state.leaving.iter().rfind(|(left, _)| *left == nsid);
             return leaving.map(|(_, namespace)| namespace.clone()).ok_or_else(missing);
         };
+        let group = removed.ana_group;
         let removed = Arc::downgrade(&removed);
         state.leaving.push((nsid, removed.clone()));
-        self.publish(&mut state, map, &[nsid]);
+        self.publish(&mut state, map, nsid, group);
         Ok(removed)
     }
 
-    fn publish(&self, state: &mut State, map: NamespaceMap, changed: &[u32]) {
+    /// Namespace `changed` of ANA group `group` came or went.
+    fn publish(&self, state: &mut State, map: NamespaceMap, changed: u32, group: u32) {
         state.namespaces = Arc::new(map);
+        for access in state.access.values() {
+            access.touch(group);
+        }
         self.generation.fetch_add(1, Ordering::AcqRel);
         for controller in state.controllers.values() {
-            controller.namespaces_changed(changed);
+            controller.namespaces_changed(&[changed]);
+            if self.ana_reporting {
+                controller.access_changed();
+            }
         }
     }
 
@@ -247,16 +272,86 @@ impl Subsystem {
         let new = !state.listeners.contains(&addr);
         if new {
             state.listeners.push(addr);
+            state.access.entry(addr).or_default();
         }
         new
+    }
+
+    /// Takes back a listener whose socket could not be opened. What it was to be like stays.
+    pub(super) fn withdraw_listener(&self, addr: SocketAddr) {
+        self.state().listeners.retain(|known| *known != addr);
     }
 
     /// Returns the controllers that came in by this listener, or `None` when there is no such listener.
     pub(super) fn remove_listener(&self, addr: SocketAddr) -> Option<Vec<Arc<Controller>>> {
         let mut state = self.state();
+        state.access.remove(&addr);
         let at = state.listeners.iter().position(|known| *known == addr)?;
         state.listeners.remove(at);
         Some(state.controllers.values().filter(|controller| controller.listener == addr).cloned().collect())
+    }
+
+    // ---- asymmetric access -----------------------------------------------------------------------------------------
+
+    /// Says how an address will reach a group, or all of them, before it is listened on.
+    pub(super) fn prepare_access(
+        &self,
+        addr: SocketAddr,
+        group: Option<u32>,
+        to: AnaState,
+    ) -> Result<(), TargetError> {
+        self.check_group(group)?;
+        let mut state = self.state();
+        let access = Arc::clone(state.access.entry(addr).or_default());
+        self.change_access(&state, &access, group, to);
+        Ok(())
+    }
+
+    fn change_access(&self, state: &State, access: &Arc<Access>, group: Option<u32>, to: AnaState) {
+        if access.set(group, to) {
+            // After the change: a queue that sees this finds it made.
+            self.generation.fetch_add(1, Ordering::AcqRel);
+            let concerned = state.controllers.values().filter(|c| Arc::ptr_eq(&c.access, access));
+            concerned.for_each(|controller| controller.access_changed());
+        }
+    }
+
+    /// Changes how a listener reaches a group, or all of them, and tells the hosts that came in by it. What it returns dies
+    /// once no command runs any more that the change forbids.
+    pub(super) fn set_access(
+        &self,
+        addr: SocketAddr,
+        group: Option<u32>,
+        to: AnaState,
+    ) -> Result<Vec<Weak<Permit>>, TargetError> {
+        self.check_group(group)?;
+        let state = self.state();
+        let access = state.access.get(&addr).filter(|_| state.listeners.contains(&addr));
+        let access = access.ok_or_else(|| TargetError::NoListener { addr, nqn: self.nqn.as_str().into() })?;
+        self.change_access(&state, access, group, to);
+        Ok(access.withdrawn(group))
+    }
+
+    pub(super) fn check_group(&self, group: Option<u32>) -> Result<(), TargetError> {
+        if !self.ana_reporting {
+            return Err(TargetError::AnaNotReported { nqn: self.nqn.as_str().into() });
+        }
+        let max = self.max_namespaces;
+        match group {
+            Some(group) if !(1..=max).contains(&group) => Err(TargetError::AnaGroup { group, max }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The listeners with the state of every group.
+    pub(super) fn listener_views(&self) -> Vec<ListenerView> {
+        let state = self.state();
+        let groups = if self.ana_reporting { self.max_namespaces } else { 0 };
+        let states = |addr| {
+            let access = state.access.get(addr);
+            (1..=groups).map(|group| access.map_or(AnaState::default(), |access| access.of(group))).collect()
+        };
+        state.listeners.iter().map(|addr| ListenerView { addr: *addr, ana_states: states(addr) }).collect()
     }
 
     // ---- controllers -----------------------------------------------------------------------------------------------
@@ -266,7 +361,7 @@ impl Subsystem {
         self: &Arc<Self>,
         host: HostIdentity,
         listener: SocketAddr,
-        make: impl FnOnce(u16, Arc<Subsystem>, HostIdentity) -> Controller,
+        make: impl FnOnce(u16, Arc<Subsystem>, HostIdentity, Arc<Access>) -> Controller,
     ) -> Result<Arc<Controller>, AdmitError> {
         let mut state = self.state();
         if self.deleted.load(Ordering::Relaxed) {
@@ -280,7 +375,9 @@ impl Subsystem {
         }
         let cntlid =
             state.free_cntlid(self.min_cntlid, self.max_cntlid).ok_or(AdmitError::NoControllerLeft)?;
-        let controller = Arc::new(make(cntlid, Arc::clone(self), host));
+        // Its own until it ends, even if the listener goes and another one comes to the address.
+        let access = state.access.get(&listener).cloned().unwrap_or_default();
+        let controller = Arc::new(make(cntlid, Arc::clone(self), host, access));
         state.controllers.insert(cntlid, Arc::clone(&controller));
         Ok(controller)
     }
@@ -317,6 +414,7 @@ impl Subsystem {
             max_namespaces: self.max_namespaces,
             min_cntlid: self.min_cntlid,
             max_cntlid: self.max_cntlid,
+            ana_reporting: self.ana_reporting,
             listeners: state.listeners.clone(),
             namespaces: state.namespaces.iter().map(|ns| ns.view()).collect(),
         }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use rimrock::target::SubsystemSpec;
+use rimrock::target::{Referral, SubsystemSpec};
 
 use crate::client::*;
 
@@ -125,4 +125,117 @@ fn the_discovery_controller_is_one_and_lists_no_discovery() {
     let data = Wire::connect_data(wire.cntlid, DISCOVERY.as_bytes(), HOSTNQN.as_bytes(), HOSTID);
     rig.wire().command(Wire::connect_sqe(1, 32, 0), &data).expect_refused(0x182);
     rig.check_health();
+}
+
+/// SUBTYPE, TREQ, EFLAGS, SUBNQN and TRADDR:TRSVCID of each entry.
+fn full_log(wire: &mut Wire) -> Vec<(u8, u8, u16, String, String)> {
+    let page = wire.log_page(0x70, 0, 16384, false).expect_ok();
+    let count = u64::from_le_bytes(page[8..16].try_into().unwrap()) as usize;
+    let text =
+        |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap().trim_end_matches(['\0', ' ']).to_owned();
+    let entries = page[1024..].chunks(1024).take(count);
+    let view = entries.map(|entry| {
+        assert_eq!((entry[0], &entry[6..8]), (3, &[0xFF, 0xFF][..]), "TRTYPE, CNTLID");
+        let address = format!("{}:{}", text(&entry[512..768]), text(&entry[32..64]));
+        (entry[2], entry[3], u16::from_le_bytes([entry[10], entry[11]]), text(&entry[256..512]), address)
+    });
+    view.collect()
+}
+
+fn refer(addr: &str, nqn: &str, secure_channel: bool) -> Referral {
+    Referral { addr: addr.parse().unwrap(), nqn: nqn.to_owned(), secure_channel }
+}
+
+#[test]
+fn an_address_of_discovery_itself_leads_to_the_same_log() {
+    let rig = Rig::start();
+    let own = listen(&rig.target, DISCOVERY);
+    let mut wire = discover(own, HOSTNQN);
+    let nvm = (2, 6, 0, SUBNQN.to_owned(), rig.addr.to_string());
+    // DUPRETINFO and EPCSD: nobody need follow it, and whoever is there may stay.
+    assert_eq!(full_log(&mut wire), [(3, 6, 3, DISCOVERY.to_owned(), own.to_string()), nvm.clone()]);
+    assert_eq!(full_log(&mut discover(rig.addr, HOSTNQN)), full_log(&mut wire));
+    // It stays with Keep Alive, however often the log changes, and its entries do not pile up.
+    wire.set_feature(0x0B, 1 << 31).expect_ok();
+    for _ in 0..10 {
+        wire.submit(Sqe::new(0x0C, 0), &[]);
+        rig.target
+            .create_subsystem(SubsystemSpec { allow_any_host: true, ..SubsystemSpec::new(FIRST) })
+            .unwrap();
+        rig.ask(|target, addr| async move { target.add_listener(FIRST, addr).await });
+        assert_eq!(wire.complete(&[]).result, 0x0070_F002);
+        assert_eq!(full_log(&mut wire).len(), 3);
+        wire.submit(Sqe::new(0x0C, 0), &[]);
+        rig.ask(|target, _| async move { target.delete_subsystem(FIRST).await });
+        assert_eq!(wire.complete(&[]).result, 0x0070_F002);
+        assert_eq!(full_log(&mut wire).len(), 2);
+        assert!(wire.command(Sqe::new(0x18, 0), &[]).ok(), "keep alive");
+    }
+    rig.ask(move |target, _| async move { target.remove_listener(DISCOVERY, own).await });
+    assert_eq!(full_log(&mut discover(rig.addr, HOSTNQN)), [nvm]);
+    rig.check_health();
+}
+
+#[test]
+fn referrals_name_other_places_to_ask() {
+    let rig = Rig::start();
+    let mut wire = discover(rig.addr, HOSTNQN);
+    wire.set_feature(0x0B, 1 << 31).expect_ok();
+    wire.submit(Sqe::new(0x0C, 0), &[]);
+    rig.target.add_referral(refer("192.0.2.7:8009", DISCOVERY, false)).unwrap();
+    assert_eq!(wire.complete(&[]).result, 0x0070_F002);
+    rig.target.add_referral(refer("[2001:db8::7]:4420", SECOND, true)).unwrap();
+    // Once more is nothing new.
+    rig.target.add_referral(refer("192.0.2.7:8009", DISCOVERY, false)).unwrap();
+    let nvm = (2, 6, 0, SUBNQN.to_owned(), rig.addr.to_string());
+    let first = (1, 6, 0, DISCOVERY.to_owned(), "192.0.2.7:8009".to_owned());
+    let second = (2, 5, 0, SECOND.to_owned(), "2001:db8::7:4420".to_owned());
+    assert_eq!(full_log(&mut wire), [nvm.clone(), first, second.clone()]);
+    assert!(!rig.target.remove_referral("192.0.2.7:8009".parse().unwrap(), SECOND), "another name");
+    assert!(rig.target.remove_referral("192.0.2.7:8009".parse().unwrap(), DISCOVERY));
+    assert_eq!(full_log(&mut wire), [nvm.clone(), second]);
+    assert!(rig.target.add_referral(refer("192.0.2.7:8009", "no name", false)).is_err());
+    assert!(rig.target.remove_referral("[2001:db8::7]:4420".parse().unwrap(), SECOND));
+    assert_eq!(full_log(&mut wire), [nvm]);
+    assert!(rig.target.referrals().is_empty());
+}
+
+#[test]
+fn a_log_that_is_read_in_pieces_is_one_log() {
+    let rig = Rig::start();
+    let name = |i: u32| format!("nqn.2024-01.io.rimrock:many-{i:03}");
+    for i in 0..40 {
+        rig.target
+            .create_subsystem(SubsystemSpec { allow_any_host: true, ..SubsystemSpec::new(name(i)) })
+            .unwrap();
+        rig.ask(|target, addr| async move { target.add_listener(&name(i), addr).await });
+    }
+    let mut wire = discover(rig.addr, HOSTNQN);
+    let whole = wire.log_page(0x70, 0, 64 << 10, true).expect_ok();
+    let mut pieces = Vec::new();
+    for piece in 0..21u32 {
+        pieces.extend(wire.log_page(0x70, u64::from(piece) * 2048, 2048, true).expect_ok());
+        // The log loses an entry between two pieces: nothing slips.
+        rig.ask(|target, _| async move { target.delete_subsystem(&name(piece)).await });
+    }
+    assert_eq!(pieces[..42 << 10], whole[..42 << 10]);
+    let after = wire.log_page(0x70, 0, 64 << 10, true).expect_ok();
+    assert_ne!(after[..8], whole[..8], "GENCTR");
+    assert_eq!(u64::from_le_bytes(after[8..16].try_into().unwrap()), 20);
+}
+
+#[test]
+fn discovery_takes_the_hosts_keep_alive_time_and_lasts_without_one() {
+    let rig = Rig::start();
+    for kato in [0, 1, 5000, 30_000, 120_000, u32::MAX] {
+        let mut wire = rig.wire();
+        let data = Wire::connect_data(0xFFFF, DISCOVERY.as_bytes(), HOSTNQN.as_bytes(), HOSTID);
+        wire.command(Wire::connect_sqe(0, 32, kato), &data).expect_ok();
+        wire.enable();
+        let id = wire.identify(1, 0).expect_ok();
+        assert_eq!(u32::from_le_bytes(id[92..96].try_into().unwrap()), 1 << 31, "OAES");
+        assert_eq!(id[320..322], [1, 0], "KAS");
+        assert!(wire.command(Sqe::new(0x18, 0), &[]).ok());
+        assert_eq!(wire.get_feature(0x0F).result, u64::from(kato.div_ceil(100).min(u32::MAX / 100)) * 100);
+    }
 }

@@ -125,17 +125,17 @@ fn nsids_are_judged_before_they_are_used() {
 fn structures_hosts_ask_for_exist_and_others_are_refused_calmly() {
     let rig = Rig::start();
     let mut admin = rig.admin();
-    for (cns, nsid) in [(0x05, 1), (0x06, 0), (0x07, 0), (0x08, 1), (0x1C, 0)] {
+    for (cns, nsid) in [(0x05, 1), (0x06, 0), (0x07, 0), (0x08, 1), (0x1A, 0), (0x1B, 1), (0x1C, 0)] {
         assert!(identify_csi(&mut admin, cns, nsid, 0).ok() || cns == 0x1C, "CNS {cns:#x}");
     }
     let sets = admin.get(Sqe::new(IDENTIFY, 0).dword(10, 0x1C | 0xFFFF << 16), 4096).expect_ok();
     assert_eq!((le(&sets[..8]), le(&sets[8..16])), (1, 0));
     for csi in [1, 2, 0xFF] {
-        for cns in [0x05, 0x06, 0x07] {
+        for cns in [0x05, 0x06, 0x07, 0x1A, 0x1B] {
             identify_csi(&mut admin, cns, 1, csi).expect_refused(INVALID_FIELD);
         }
     }
-    for cns in [0x04, 0x0A, 0x14, 0x1B, 0x7F, 0xFF] {
+    for cns in [0x04, 0x0A, 0x14, 0x7F, 0xFF] {
         admin.identify(cns, 1).expect_refused(INVALID_FIELD);
     }
     for nsid in [0xFFFF_FFFF, 5] {
@@ -251,7 +251,7 @@ fn log_pages_are_whole_and_cut_by_offset() {
     assert_eq!(tail, effects[1024..1088]);
     let supported = admin.log_page(0x00, 0, 1024, true).expect_ok();
     let list: Vec<usize> = (0..256).filter(|lid| supported[lid * 4] & 1 == 1).collect();
-    assert_eq!(list, [0, 1, 2, 3, 4, 5]);
+    assert_eq!(list, [0, 1, 2, 3, 4, 5, 13]);
     for offset in [2, 4096, 4100, u64::MAX - 3] {
         admin.log_page(0x05, offset, 64, true).expect_refused(INVALID_FIELD);
     }

@@ -7,6 +7,7 @@ mod event;
 mod export;
 mod lvol;
 pub mod nvmf;
+mod paths;
 mod pool;
 mod snapshot;
 mod system;
@@ -25,6 +26,7 @@ pub const CHAPTERS: &[Chapter] = &[
     snapshot::CHAPTER,
     transfer::CHAPTER,
     nvmf::CHAPTER,
+    paths::CHAPTER,
     bdev::CHAPTER,
     lvol::CHAPTER,
 ];

@@ -10,7 +10,7 @@ use crate::control::schema::{Kind, Param, Params, UNSIGNED, optional, required};
 use crate::control::table::{Chapter, Method};
 use crate::control::transport::TransportError;
 use crate::nvme::nqn::DISCOVERY;
-use crate::target::{C2hSuccess, SubsystemKind, SubsystemSpec, SubsystemView, TargetError};
+use crate::target::{AnaState, C2hSuccess, SubsystemKind, SubsystemSpec, SubsystemView, TargetError};
 use serde_json::{Map, Value, json};
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
@@ -101,7 +101,11 @@ pub const CHAPTER: Chapter = Chapter {
                 optional("model_number", Kind::Ascii { max: 40 }, "Its model number."),
                 optional("max_namespaces", U32, "The highest NSID; 0 means the default."),
                 optional("allow_any_host", Kind::Bool, "Let any host connect; false when left out."),
-                optional("ana_reporting", Kind::Bool, "Accepted; every path is reported as optimized."),
+                optional(
+                    "ana_reporting",
+                    Kind::Bool,
+                    "Tell hosts how each listener reaches the namespaces (asymmetric namespace access); false when left out.",
+                ),
                 optional("min_cntlid", U16, "The first controller id."),
                 optional("max_cntlid", U16, "The last controller id."),
                 optional("max_discard_size_kib", UNSIGNED, "Accepted; the target has its own limits."),
@@ -166,7 +170,11 @@ pub const CHAPTER: Chapter = Chapter {
                 required("listen_address", Kind::Object(ADDRESS), "The address."),
                 TGT_NAME,
                 optional("secure_channel", Kind::Off, "TLS; not yet here."),
-                optional("ana_state", Kind::OneOf(&["optimized"]), "Every path is optimized."),
+                optional(
+                    "ana_state",
+                    ANA_STATE,
+                    "How it reaches the namespaces at first; `optimized` when left out.",
+                ),
                 optional("sock_impl", Kind::Text { max: 64 }, "Accepted and ignored."),
                 optional("numa_id", Kind::Signed { min: -1, max: 1023 }, "Accepted and ignored."),
             ],
@@ -174,8 +182,9 @@ pub const CHAPTER: Chapter = Chapter {
             run: |daemon, params| {
                 Box::pin(async move {
                     let address = listen_address(&params)?;
+                    let state = params.text_opt("ana_state")?.and_then(AnaState::from_name);
                     let _changing = daemon.exports.lock().await;
-                    done(daemon.add_listener(params.text("nqn")?, address).await)
+                    done(daemon.add_listener_in(params.text("nqn")?, address, state).await)
                 })
             },
         },
@@ -256,18 +265,8 @@ pub const CHAPTER: Chapter = Chapter {
             name: "nvmf_subsystem_get_listeners",
             summary: "Lists where a subsystem listens.",
             params: &[NQN, TGT_NAME],
-            result: "a list of `{address, ana_states}`.",
-            run: |daemon, params| {
-                Box::pin(async move {
-                    let view = subsystem(&daemon, params.text("nqn")?)?;
-                    let states = json!([{ "ana_group": 1, "ana_state": "optimized" }]);
-                    Ok(view
-                        .listeners
-                        .iter()
-                        .map(|listener| json!({ "address": address(*listener), "ana_states": states }))
-                        .collect())
-                })
-            },
+            result: "a list of `{address}`, with `ana_states` of every ANA group where that is reported.",
+            run: |daemon, params| Box::pin(async move { get_listeners(&daemon, params.text("nqn")?) }),
         },
         Method {
             name: "nvmf_subsystem_get_controllers",
@@ -288,23 +287,26 @@ pub const CHAPTER: Chapter = Chapter {
 
 const TARGET_NAME: &str = "nvmf_tgt";
 const U16: Kind = Kind::Unsigned { min: 0, max: u16::MAX as u64 };
-const U32: Kind = Kind::Unsigned { min: 0, max: u32::MAX as u64 };
+pub const U32: Kind = Kind::Unsigned { min: 0, max: u32::MAX as u64 };
+/// How a listener may reach namespaces.
+pub const ANA_STATE: Kind =
+    Kind::OneOf(&["optimized", "non_optimized", "inaccessible", "persistent_loss", "change"]);
 const TRTYPE: Kind = Kind::OneOf(&["TCP"]);
 const NSID: Kind = Kind::Unsigned { min: 1, max: u32::MAX as u64 - 1 };
-const NQN: Param = required("nqn", Kind::Nqn, "The subsystem's NQN.");
-const TGT_NAME: Param = optional("tgt_name", Kind::OneOf(&[TARGET_NAME]), "The target.");
+pub const NQN: Param = required("nqn", Kind::Nqn, "The subsystem's NQN.");
+pub const TGT_NAME: Param = optional("tgt_name", Kind::OneOf(&[TARGET_NAME]), "The target.");
 const NAMESPACE: &[Param] = &[
     required("bdev_name", BDEV, "What to show: a device, or a volume or snapshot as POOL/NAME or UUID."),
     optional("nsid", NSID, "Its NSID; the lowest free one when left out."),
     optional("nguid", Kind::Hex { digits: 32 }, "Its NGUID; made from the UUID when left out."),
     optional("eui64", Kind::Hex { digits: 16 }, "Its EUI-64; none when left out."),
     optional("uuid", Kind::Uuid, "Its UUID; the bdev's own when left out."),
-    optional("anagrpid", U32, "Accepted; every path is optimized."),
+    optional("anagrpid", U32, "Its ANA group, 1 to `max_namespaces`; that of its NSID when left out or 0."),
     optional("no_auto_visible", Kind::Bool, "Accepted; every allowed host sees every namespace."),
     optional("hide_metadata", Kind::Bool, "Accepted; there is no metadata."),
     optional("ptpl_file", Kind::Unsupported, "Persistent reservations; not yet here."),
 ];
-const ADDRESS: &[Param] = &[
+pub const ADDRESS: &[Param] = &[
     required("trtype", TRTYPE, "`TCP`."),
     optional(
         "adrfam",
@@ -320,7 +322,7 @@ fn done(change: Result<(), ChangeError>) -> Result<Value, RpcError> {
 }
 
 /// As [`done`], once those have left who had to.
-async fn left(leaving: Result<Leaving, ChangeError>) -> Result<Value, RpcError> {
+pub async fn left(leaving: Result<Leaving, ChangeError>) -> Result<Value, RpcError> {
     match leaving {
         Ok(leaving) => done(leaving.end().await),
         Err(error) => Err(spoken(error)),
@@ -328,7 +330,7 @@ async fn left(leaving: Result<Leaving, ChangeError>) -> Result<Value, RpcError> 
 }
 
 /// A refused change in SPDK's words.
-fn spoken(error: ChangeError) -> RpcError {
+pub fn spoken(error: ChangeError) -> RpcError {
     match error {
         ChangeError::Target(error) => target_error(&error).spoken_as(INVALID_PARAMS, "Invalid parameters"),
         ChangeError::Refused(error) => error,
@@ -428,6 +430,7 @@ async fn create_subsystem(daemon: &Rc<Daemon>, params: &Params) -> Result<Value,
         spec.model_number = model.to_owned();
     }
     spec.allow_any_host = params.bool_opt("allow_any_host")?.unwrap_or(false);
+    spec.ana_reporting = params.bool_opt("ana_reporting")?.unwrap_or(false);
     if let Some(max) = params.u64_opt("max_namespaces")?.filter(|max| *max > 0) {
         spec.max_namespaces = u32::try_from(max).unwrap_or(u32::MAX);
     }
@@ -454,6 +457,11 @@ fn nsid(params: &Params) -> Result<Option<u32>, RpcError> {
     Ok(params.u64_opt("nsid")?.and_then(|nsid| u32::try_from(nsid).ok()))
 }
 
+/// The parameter `anagrpid`; 0 is none, as in SPDK.
+pub fn group(params: &Params) -> Result<Option<u32>, RpcError> {
+    Ok(params.u64_opt("anagrpid")?.and_then(|group| u32::try_from(group).ok()).filter(|group| *group > 0))
+}
+
 async fn add_ns(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError> {
     let namespace = params.object("namespace")?;
     let name = namespace.text("bdev_name")?;
@@ -467,29 +475,35 @@ async fn add_ns(daemon: &Rc<Daemon>, params: &Params) -> Result<Value, RpcError>
         uuid: namespace.uuid_opt("uuid")?.or(found.uuid),
         nguid: namespace.text_opt("nguid")?.map(str::to_owned),
         eui64: namespace.text_opt("eui64")?.map(str::to_owned),
+        anagrpid: group(&namespace)?,
         ..found
     };
     let nsid = daemon.add_namespace(params.text("nqn")?, addition).await.map_err(spoken)?;
     Ok(json!(nsid))
 }
 
-fn listen_address(params: &Params) -> Result<SocketAddr, RpcError> {
-    let address = params.object("listen_address")?;
+pub fn listen_address(params: &Params) -> Result<SocketAddr, RpcError> {
+    address_in(params, "listen_address")
+}
+
+/// The address in the parameter `field`.
+pub fn address_in(params: &Params, field: &str) -> Result<SocketAddr, RpcError> {
+    let address = params.object(field)?;
     let ip = address.address("traddr")?;
     let family = match ip {
         IpAddr::V4(_) => "IPv4",
         IpAddr::V6(_) => "IPv6",
     };
     if address.text_opt("adrfam")?.is_some_and(|given| given != family) {
-        return Err(RpcError::field("listen_address.adrfam", format!("the address {ip} is {family}")));
+        return Err(RpcError::field(format!("{field}.adrfam"), format!("the address {ip} is {family}")));
     }
     match address.text("trsvcid")?.parse::<u16>() {
         Ok(port) if port > 0 => Ok(SocketAddr::new(ip, port)),
-        _ => Err(RpcError::field("listen_address.trsvcid", "must be a port from 1 to 65535, as text")),
+        _ => Err(RpcError::field(format!("{field}.trsvcid"), "must be a port from 1 to 65535, as text")),
     }
 }
 
-fn address(address: SocketAddr) -> Value {
+pub fn address(address: SocketAddr) -> Value {
     json!({
         "trtype": "TCP",
         "adrfam": if address.is_ipv4() { "IPv4" } else { "IPv6" },
@@ -551,10 +565,25 @@ fn namespaces(subsystem: &SubsystemView) -> Vec<Value> {
             object.insert("eui64".to_owned(), json!(hex(&eui64)));
         }
         object.insert("uuid".to_owned(), json!(namespace.uuid));
-        object.insert("anagrpid".to_owned(), json!(1));
+        object.insert("anagrpid".to_owned(), json!(namespace.ana_group));
         Value::Object(object)
     });
     namespaces.collect()
+}
+
+fn get_listeners(daemon: &Daemon, nqn: &str) -> Result<Value, RpcError> {
+    let listeners = daemon.target.listeners(nqn).map_err(|error| errno(libc::ENODEV, error.to_string()))?;
+    let view = listeners.iter().map(|listener| {
+        let mut object = json!({ "address": address(listener.addr) });
+        if !listener.ana_states.is_empty() {
+            let states = (1..).zip(&listener.ana_states);
+            object["ana_states"] = states
+                .map(|(group, state)| json!({ "ana_group": group, "ana_state": state.name() }))
+                .collect();
+        }
+        object
+    });
+    Ok(view.collect())
 }
 
 fn get_controllers(daemon: &Rc<Daemon>, nqn: &str) -> Result<Value, RpcError> {

@@ -76,6 +76,10 @@ impl IoQueue {
     pub(super) fn start_flush(&mut self, sqe: &Sqe, cid: u16) -> Result<(), Status> {
         let nsid = sqe.nsid.get();
         let (namespace, others) = if nsid == NSID_ALL {
+            // What one of them holds cannot be made durable by this path: the host must not believe that all is.
+            if let Some(status) = self.namespaces.iter().flatten().find_map(|path| path.refusal) {
+                return Err(status);
+            }
             let mut all = self.namespaces.iter().flatten().cloned();
             match all.next() {
                 Some(first) => (first, all.collect()),
@@ -195,7 +199,11 @@ impl IoQueue {
 
     pub(super) fn namespace(&self, nsid: u32) -> Result<NamespaceRef, Status> {
         let found = nsid.checked_sub(1).and_then(|index| self.namespaces.get(index as usize));
-        found.and_then(Option::as_ref).cloned().ok_or(Status::INVALID_NAMESPACE.with_dnr())
+        let path = found.and_then(Option::as_ref).ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
+        match path.refusal {
+            None => Ok(path.clone()),
+            Some(status) => Err(status),
+        }
     }
 
     /// Offset and length in bytes of a read or write, if it is within the namespace and the transfer limit.
